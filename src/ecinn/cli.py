@@ -1,0 +1,405 @@
+"""The command line: models, explain, train, evaluate."""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ecinn import training
+from ecinn.checkpoints import SHIPPED, load_checkpoint, save_checkpoint, shipped_models
+from ecinn.errors import EcinnError, InputError
+from ecinn.evaluation import evaluate as evaluate_model
+from ecinn.experiments import EXPERIMENTS, find_experiment
+from ecinn.explain import Certificate, Explanation, Targets
+from ecinn.files import atomic_write, output_folder
+from ecinn.pictures import explanation_picture, image_array, png_bytes, to_image
+from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model, load
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Counterfactual explanations of images in two network evaluations.",
+)
+# Results go to stdout; progress, remarks and errors to stderr.
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong ends in one line and an exit code."""
+    try:
+        app()
+    except EcinnError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:  # the last resort: no traceback for people who did not ask
+        if os.environ.get("ECINN_DEBUG"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        _fail(f"{reason} (set ECINN_DEBUG=1 to see where)", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    err.print(f"[bold red]error:[/] {_plain(' '.join(message.split()))}", soft_wrap=True)
+    sys.exit(code)
+
+
+def _plain(words: str) -> str:
+    """Text that Rich prints as it stands."""
+    return re.sub(r"\[", r"\\[", words)
+
+
+@app.command("models")
+def list_models(json_output: Json = False) -> None:  # noqa: FBT001, FBT002
+    """List the models that come with the package."""
+    rows = []
+    for name in shipped_models():
+        checkpoint = load_checkpoint(name)
+        size = (SHIPPED / f"{name}.safetensors").stat().st_size
+        rows.append(
+            {
+                "name": name,
+                "data": checkpoint.experiment.dataset,
+                "classes": list(checkpoint.class_names),
+                "bytes": size,
+                "beta": checkpoint.experiment.beta,
+                "metrics": dict(checkpoint.metrics),
+            }
+        )
+    if json_output:
+        _print_json(rows)
+        return
+    table = Table("model", "data", "classes", "error", "bits/dim", "reached q", "size", box=None)
+    for row in rows:
+        metrics: Any = row["metrics"]
+        table.add_row(
+            f"[bold]{row['name']}[/]",
+            str(row["data"]),
+            str(len(row["classes"])),  # type: ignore[arg-type]
+            f"{100 * metrics['error']:.2f} %" if metrics else "–",
+            f"{metrics['bits_per_dim']:.2f}" if metrics else "–",
+            f"{100 * metrics['reached_q']:.2f} %" if metrics else "–",
+            f"{int(row['bytes']) / 2**20:.1f} MiB",  # type: ignore[call-overload]
+        )
+    out.print(table)
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path] | None, typer.Argument(help="Image files of any kind.")] = None,
+    model: Annotated[str, typer.Option(help="A model's name or path.")] = "mnist",
+    target: Annotated[str, typer.Option(help="Class to explain against, or 'all'.")] = "all",
+    sample: Annotated[
+        list[int] | None, typer.Option(help="Explain this image of the test set; repeatable.")
+    ] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path(
+        "explanations"
+    ),
+    verify: Annotated[
+        bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
+    ] = True,
+    device: Device = "cpu",
+    json_output: Json = False,  # noqa: FBT001, FBT002
+) -> None:
+    """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
+    explainer = load(model, _device(device))
+    inputs = list(_inputs(explainer, images or [], sample or []))
+    if not inputs:
+        raise InputError("name an image file, or take a test image with --sample 0")
+    targets = _parse_target(target, explainer)
+    folder = output_folder(out_dir)
+    # All are explained before anything is written: a target that fails leaves no files.
+    explained = [
+        (name, notes, explainer.explain(pixels, targets, verify=verify))
+        for name, pixels, notes in inputs
+    ]
+    reports = [_write(folder, name, notes, result) for name, notes, result in explained]
+    if json_output:
+        _print_json({"model": model, "explanations": reports})
+        return
+    for report in reports:
+        _describe(report, explainer)
+
+
+def _inputs(
+    model: Model, paths: Sequence[Path], samples: Sequence[int]
+) -> Iterator[tuple[str, torch.Tensor, list[str]]]:
+    """Name, pixels and remarks of every image that was asked for."""
+    taken: set[str] = set()
+    for path in paths:
+        photograph = model.photograph(path)
+        stem = re.sub(r"[^\w.-]+", "_", path.stem) or "image"
+        name = next(n for n in _numbered(stem) if n not in taken)
+        taken.add(name)
+        yield name, to_pixels(photograph.image[None]), list(photograph.notes)
+    if samples:
+        data = model.checkpoint.experiment.load("test")
+        for index in samples:
+            if not 0 <= index < len(data):
+                raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")
+            label = data.class_names[int(data.labels[index])]
+            yield f"sample-{index}", to_pixels(data.images[index][None]), [f"label {label}"]
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _parse_target(target: str, model: Model) -> Targets:
+    """'all', a class by its name, or by its number."""
+    if target == "all" or target in model.class_names:
+        return model.targets(target)
+    if re.fullmatch(r"[+-]?\d{1,9}", target):
+        return int(target)
+    return model.targets(target)
+
+
+def _write(folder: Path, name: str, notes: list[str], e: Explanation) -> dict[str, Any]:
+    """All files of one image; returns what was written and measured."""
+    picture = folder / f"{name}-explanation.png"
+    targets = []
+    for column, q in enumerate(e.q[0].tolist()):
+        label = re.sub(r"[^\w-]+", "_", e.class_names[q])
+        files = {}
+        kinds = [("tipping_point", e.stored_tipping_point), ("convincing", e.stored_convincing)]
+        for kind, stored in kinds:
+            path = folder / f"{name}-to-{label}-{kind.replace('_', '-')}.png"
+            atomic_write(path, png_bytes(to_image(image_array(stored[0, column]))))
+            files[kind] = str(path)
+        targets.append(
+            {
+                "target": e.class_names[q],
+                "alpha_0": float(e.alpha_0[0, column]),
+                "alpha_1": float(e.alpha_1[0, column]),
+                "third_class": _name_or_none(e, int(e.third_class[0, column])),
+                "tipping_point": _certificate(e, e.tipping_certificate, column)
+                | {"file": files["tipping_point"]},
+                "convincing": _certificate(e, e.convincing_certificate, column)
+                | {"file": files["convincing"]},
+            }
+        )
+    atomic_write(picture, png_bytes(explanation_picture(e)))
+    return {
+        "input": name,
+        "notes": notes,
+        "predicted": e.class_names[int(e.p[0])],
+        "posterior": _posterior(e, e.posterior[0]),
+        "log_p": float(e.log_p[0]),
+        "typical": None if e.typical is None else bool(e.typical[0]),
+        "round_trip_error": float(e.round_trip_error[0]),
+        "passes": e.passes,
+        "picture": str(picture),
+        "targets": targets,
+    }
+
+
+def _certificate(e: Explanation, certificate: Certificate, column: int) -> dict[str, Any]:
+    stored = certificate.stored_posterior
+    return {
+        "posterior": _posterior(e, certificate.posterior[0, column]),
+        "stored_posterior": None if stored is None else _posterior(e, stored[0, column]),
+        "winner": e.class_names[int(certificate.winner[0, column])],
+        "reached": bool(certificate.reached[0, column]),
+        "clamped": float(certificate.clamped[0, column]),
+    }
+
+
+def _posterior(e: Explanation, values: torch.Tensor) -> dict[str, float]:
+    return dict(zip(e.class_names, values.tolist(), strict=True))
+
+
+def _name_or_none(e: Explanation, label: int) -> str | None:
+    return None if label < 0 else e.class_names[label]
+
+
+def _describe(report: dict[str, Any], model: Model) -> None:
+    """One image's results in words."""
+    predicted = report["predicted"]
+    share = report["posterior"][predicted]
+    out.print(f"[bold]{_plain(report['input'])}[/]: {predicted} ({100 * share:.1f} %)", end="")
+    remarks = "; ".join(report["notes"])
+    out.print(f"  [dim]{_plain(remarks)}[/]" if remarks else "")
+    if report["typical"] is False:
+        out.print("  [yellow]unlike the training images: take the explanation with caution[/]")
+    for target in report["targets"]:
+        convincing = target["convincing"]
+        posterior = convincing["stored_posterior"] or convincing["posterior"]
+        where = "stored image" if convincing["stored_posterior"] else "before rounding"
+        verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
+        colour = "green" if convincing["reached"] else "yellow"
+        third = target["third_class"]
+        note = f"  [dim]at the tipping point {third} wins[/]" if third else ""
+        out.print(f"  not {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
+    out.print(f"  wrote {_plain(report['picture'])}", soft_wrap=True)
+    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
+
+
+@app.command()
+def train(
+    experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for state and model.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
+    beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many training images.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
+    changes = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "beta": beta,
+    }
+    settings = dataclasses.replace(
+        find_experiment(experiment), **{k: v for k, v in changes.items() if v is not None}
+    )
+    chosen = torch.device(_device(device))
+    data = settings.load("train").first(limit)
+    output_folder(out_dir)
+    with _training_progress(out_dir, tensorboard=tensorboard) as observe:
+        checkpoint = training.train(
+            settings, data, out_dir, device=chosen, resume=resume, observe=observe
+        )
+    result = evaluate_model(Model(checkpoint, chosen), settings.load("test"))
+    checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
+    checkpoint.classifier.cpu()
+    save_checkpoint(checkpoint, out_dir / training.MODEL_FILE)
+    record = {
+        "command": f"ecinn train {experiment} --out DIR",
+        "settings": dataclasses.asdict(settings),
+        **checkpoint.training,
+        "metrics": checkpoint.metrics,
+    }
+    atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
+    out.print(f"wrote {_plain(str(out_dir / training.MODEL_FILE))}")
+    _print_evaluation(checkpoint.metrics)
+
+
+@contextmanager
+def _training_progress(folder: Path, *, tensorboard: bool) -> Iterator[Any]:
+    """A bar with loss, bits/dim, error, speed and time left; TensorBoard on request."""
+    writer = _summary_writer(folder) if tensorboard else None
+    bar = Progress(
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+    task = bar.add_task("train", epoch="0", figures="starting")
+    last = {"epoch": 0}
+
+    def observe(p: training.Progress) -> None:
+        figures = (
+            f"loss {p.loss:.3f}  bits/dim {p.bits_per_dim:.3f}  "
+            f"error {100 * p.error:.2f} %  {p.images_per_second:,.0f} images/s"
+        )
+        bar.update(
+            task, total=p.steps, completed=p.step, epoch=f"{p.epoch}/{p.epochs}", figures=figures
+        )
+        if not err.is_terminal and p.epoch != last["epoch"]:
+            err.print(f"epoch {p.epoch}/{p.epochs}  {figures}  {p.seconds_left:.0f} s left")
+            last["epoch"] = p.epoch
+        if writer is not None:
+            for name in ("loss", "bits_per_dim", "error", "images_per_second"):
+                writer.add_scalar(name, getattr(p, name), p.step)
+
+    try:
+        if err.is_terminal:
+            with bar:
+                yield observe
+        else:
+            yield observe
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _summary_writer(folder: Path) -> Any:  # noqa: ANN401
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard needs: pip install 'ecinn[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A model's name or path.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
+    device: Device = "cpu",
+    json_output: Json = False,  # noqa: FBT001, FBT002
+) -> None:
+    """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
+    loaded = load(model, _device(device))
+    data = loaded.checkpoint.experiment.load("test").first(limit)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("evaluating", total=len(data))
+        result = evaluate_model(
+            loaded, data, seed=seed, observe=lambda done: bar.update(task, completed=done)
+        )
+    if json_output:
+        _print_json(dataclasses.asdict(result))
+    else:
+        _print_evaluation(dataclasses.asdict(result))
+
+
+def _print_evaluation(metrics: Any) -> None:  # noqa: ANN401
+    table = Table("measure", "value", box=None)
+    for name, value in metrics.items():
+        share = name in ("error", "reached_q", "tipping_third_class", "typical")
+        shown = f"{100 * value:.2f} %" if share else value
+        if name in ("bits_per_dim", "bits_per_dim_paper"):
+            shown = f"{value:.3f}"
+        if name == "round_trip_error":
+            shown = f"{value:.1e}"
+        table.add_row(name.replace("_", " "), str(shown))
+    out.print(table)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device is cpu, cuda or auto, not {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no usable GPU here: leave --device out, or say cpu")
+    return name
+
+
+def _print_json(value: Any) -> None:  # noqa: ANN401
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

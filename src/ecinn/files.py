@@ -1,0 +1,43 @@
+"""Writing files so that a reader finds the old one or the new one, never half of one."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from ecinn.errors import EcinnError, InputError
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace the file at once, or leave what was there."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise EcinnError(
+            f"cannot write {path}: {error.strerror or error}; "
+            "free some space or choose another folder (what was there before is unharmed)"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def output_folder(path: Path) -> Path:
+    """Make the folder if need be and make sure that it can be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the folder {path}: {error.strerror or error}; choose another one"
+        ) from error
+    return path

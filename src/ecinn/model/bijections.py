@@ -1,0 +1,272 @@
+"""The invertible layers: each states its formula, forward with log-determinant, and inverse."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Image = Float[Tensor, "batch channels height width"]
+Images = Float[Tensor, "batch channels_out height_out width_out"]
+Vector = Float[Tensor, "batch dim"]
+LogDet = Float[Tensor, " batch"]
+
+
+class Bijection(nn.Module, ABC):
+    """A contract of two methods: `forward` returns (y, log |det ∂y/∂x|), `inverse` returns x."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
+        """Return y and log |det ∂y/∂x|, one value per image."""
+
+    @abstractmethod
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return the x that `forward` maps to y."""
+
+
+def _no_change(x: Tensor) -> LogDet:
+    return x.new_zeros(x.shape[0])
+
+
+class Chain(Bijection):
+    """f_n ∘ … ∘ f_1; log-determinants add."""
+
+    def __init__(self, bijections: Iterable[Bijection]) -> None:
+        super().__init__()
+        self.bijections = nn.ModuleList(bijections)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
+        log_det = _no_change(x)
+        for bijection in self.bijections:
+            x, change = bijection(x)
+            log_det = log_det + change
+        return x, log_det
+
+    def inverse(self, y: Tensor) -> Tensor:
+        for bijection in reversed(self.bijections):
+            y = cast("Bijection", bijection).inverse(y)
+        return y
+
+
+class PixelScale(Bijection):
+    """γ(x − ½): pixels of [0, 1] around zero, the factor γ kept in the density."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Image) -> tuple[Image, LogDet]:
+        log_det = x[0].numel() * math.log(self.scale)
+        return self.scale * (x - 0.5), x.new_full((x.shape[0],), log_det)
+
+    def inverse(self, y: Image) -> Image:
+        return y / self.scale + 0.5
+
+
+class Squeeze(Bijection):
+    """Each 2×2 patch becomes four channels: (c, h, w) → (4c, h/2, w/2)."""
+
+    def forward(self, x: Image) -> tuple[Images, LogDet]:
+        return F.pixel_unshuffle(x, 2), _no_change(x)
+
+    def inverse(self, y: Image) -> Images:
+        return F.pixel_shuffle(y, 2)
+
+
+_HAAR = 0.5 * torch.tensor(
+    [[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]],
+)
+
+
+class Haar(Bijection):
+    """Orthonormal Haar wavelet of each 2×2 patch: all averages first, then three details each."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # The patch (a b; c d) of channel i becomes channels i, n+i, 2n+i, 3n+i.
+        mix = torch.einsum("kp,ij->kijp", _HAAR, torch.eye(channels)).reshape(4 * channels, -1)
+        self.register_buffer("mix", mix[:, :, None, None], persistent=False)
+        self.mix: Tensor
+
+    def forward(self, x: Image) -> tuple[Images, LogDet]:
+        return F.conv2d(F.pixel_unshuffle(x, 2), self.mix), _no_change(x)
+
+    def inverse(self, y: Image) -> Images:
+        return F.pixel_shuffle(F.conv2d(y, self.mix.transpose(0, 1)), 2)
+
+
+class ChannelMix(Bijection):
+    """R(e^s ⊙ x + b): a learned affine map per channel, then a fixed random rotation R."""
+
+    def __init__(self, channels: int, generator: torch.Generator) -> None:
+        super().__init__()
+        gaussian = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
+        orthogonal, triangular = torch.linalg.qr(gaussian)
+        rotation = orthogonal * triangular.diagonal().sign()
+        # Stored with the weights: rebuilt from a seed it would depend on the linear algebra
+        # library, and at half precision it would no longer be orthogonal.
+        self.register_buffer("rotation", rotation.float()[:, :, None, None])
+        self.rotation: Tensor
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+        self.shift = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Image) -> tuple[Image, LogDet]:
+        scaled = x * self.log_scale.exp()[:, None, None] + self.shift[:, None, None]
+        log_det = x.shape[2] * x.shape[3] * self.log_scale.sum()
+        return F.conv2d(scaled, self.rotation), log_det.expand(x.shape[0])
+
+    def inverse(self, y: Image) -> Image:
+        scaled = F.conv2d(y, self.rotation.transpose(0, 1))
+        return (scaled - self.shift[:, None, None]) * (-self.log_scale).exp()[:, None, None]
+
+
+class Coupling(Bijection):
+    """x_a, x_b ↦ x_a, e^s ⊙ x_b + t with (s, t) = subnet(x_a) and s softly clamped.
+
+    Channels are split in halves. The subnet may be any network; it is never inverted.
+    """
+
+    def __init__(self, channels: int, subnet: nn.Module, clamp: float) -> None:
+        super().__init__()
+        self.split = (channels // 2, channels - channels // 2)
+        self.subnet = subnet
+        self.clamp = clamp
+        self.half_precision = False
+        """Whether the subnet runs in bfloat16: faster training on a GPU, inexact inverse."""
+
+    def _scale_and_shift(self, x_a: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x_a.device.type, torch.bfloat16, enabled=self.half_precision):
+            raw, shift = self.subnet(x_a).to(x_a.dtype).chunk(2, dim=1)
+        # tanh(0.1·) as in IB-INN: nearly linear where training lives, bounded everywhere.
+        return self.clamp * torch.tanh(0.1 * raw), shift
+
+    def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
+        x_a, x_b = x.split(self.split, dim=1)
+        log_scale, shift = self._scale_and_shift(x_a)
+        y = torch.cat([x_a, x_b * log_scale.exp() + shift], dim=1)
+        return y, log_scale.flatten(1).sum(1)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        y_a, y_b = y.split(self.split, dim=1)
+        log_scale, shift = self._scale_and_shift(y_a)
+        return torch.cat([y_a, (y_b - shift) * (-log_scale).exp()], dim=1)
+
+
+class DownsamplingCoupling(Coupling):
+    """Coupling and squeeze in one, as in IB-INN: the subnet has stride 2 and reads x_a unsqueezed.
+
+    x_a, x_b ↦ S x_a, e^s ⊙ S x_b + t with (s, t) = subnet(x_a) and S the squeeze.
+    """
+
+    def forward(self, x: Image) -> tuple[Images, LogDet]:
+        x_a, x_b = x.split(self.split, dim=1)
+        log_scale, shift = self._scale_and_shift(x_a)
+        y_b = F.pixel_unshuffle(x_b, 2) * log_scale.exp() + shift
+        return torch.cat([F.pixel_unshuffle(x_a, 2), y_b], dim=1), log_scale.flatten(1).sum(1)
+
+    def inverse(self, y: Image) -> Images:
+        y_a, y_b = y.split([4 * channels for channels in self.split], dim=1)
+        x_a = F.pixel_shuffle(y_a, 2)
+        log_scale, shift = self._scale_and_shift(x_a)
+        x_b = F.pixel_shuffle((y_b - shift) * (-log_scale).exp(), 2)
+        return torch.cat([x_a, x_b], dim=1)
+
+
+def _dct_matrix(size: int) -> Tensor:
+    """Orthonormal DCT-II: row k samples cos(π(n + ½)k / size)."""
+    n = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi * (n + 0.5) * n[:, None] / size) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix.float()
+
+
+class DCTPooling(Bijection):
+    """Two-dimensional orthonormal DCT of every channel, flattened lowest frequencies first."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.shape = (channels, height, width)
+        self.register_buffer("rows", _dct_matrix(height), persistent=False)
+        self.register_buffer("columns", _dct_matrix(width), persistent=False)
+        self.rows: Tensor
+        self.columns: Tensor
+        frequency = torch.arange(height)[:, None] + torch.arange(width)
+        order = frequency.flatten().argsort(stable=True)
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("original_order", order.argsort(), persistent=False)
+        self.order: Tensor
+        self.original_order: Tensor
+
+    def forward(self, x: Image) -> tuple[Vector, LogDet]:
+        spectrum = self.rows @ x @ self.columns.T
+        return spectrum.flatten(2)[:, :, self.order].transpose(1, 2).flatten(1), _no_change(x)
+
+    def inverse(self, y: Vector) -> Image:
+        channels, height, width = self.shape
+        spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)[:, :, self.original_order]
+        return self.rows.T @ spectrum.reshape(-1, channels, height, width) @ self.columns
+
+
+class Permutation(Bijection):
+    """A fixed random permutation of a vector's entries."""
+
+    def __init__(self, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.randperm(dim, generator=generator))
+        self.order: Tensor
+
+    def forward(self, x: Vector) -> tuple[Vector, LogDet]:
+        return x[:, self.order], _no_change(x)
+
+    def inverse(self, y: Vector) -> Vector:
+        return y[:, self.order.argsort()]
+
+
+Norm = Literal["group", "batch", "none"]
+
+
+def _norm(kind: Norm, width: int) -> nn.Module:
+    # Group statistics are of one image, so evaluation is what was trained; batch statistics
+    # are what IB-INN uses, and on faces explode in evaluation mode.
+    if kind == "group":
+        return nn.GroupNorm(math.gcd(width, 8), width)
+    return nn.BatchNorm2d(width) if kind == "batch" else nn.Identity()
+
+
+def convolutional_subnet(
+    channels_in: int,
+    channels_out: int,
+    width: int,
+    *,
+    norm: Norm = "group",
+    dropout: float = 0.0,
+    stride: int = 1,
+) -> nn.Sequential:
+    """Two 3×3 convolutions and a 1×1 that starts at zero, so that a coupling starts as identity."""
+    last = nn.Conv2d(width, channels_out, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias if last.bias is not None else last.weight)
+    return nn.Sequential(
+        nn.Conv2d(channels_in, width, 3, padding=1, stride=stride),
+        _norm(norm, width),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1),
+        _norm(norm, width),
+        nn.ReLU(),
+        nn.Dropout2d(dropout) if dropout else nn.Identity(),
+        last,
+    )
+
+
+def fully_connected_subnet(dim_in: int, dim_out: int, width: int, dropout: float = 0.0) -> nn.Sequential:
+    """One hidden layer; the last layer starts at zero."""
+    last = nn.Linear(width, dim_out)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(
+        nn.Linear(dim_in, width), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity(), last
+    )

@@ -1,0 +1,122 @@
+"""The invertible network f: one `Architecture` describes it, `build_inn` makes it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ecinn.errors import InputError
+from ecinn.model.bijections import (
+    Bijection,
+    Chain,
+    ChannelMix,
+    Coupling,
+    DCTPooling,
+    DownsamplingCoupling,
+    Haar,
+    Norm,
+    Permutation,
+    PixelScale,
+    Squeeze,
+    convolutional_subnet,
+    fully_connected_subnet,
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Couplings at one resolution; every stage halves the sides once more than the one before."""
+
+    couplings: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What fixes the shape of every weight, so that a checkpoint can rebuild its network."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+    stages: tuple[Stage, ...]
+    dense_width: int
+    """Hidden units of the fully connected coupling at the end; 0 leaves it out."""
+    dense_couplings: int = 1
+    downsampling: str = "coupling"
+    """Between stages: "coupling" (IB-INN's strided coupling), "haar" or "squeeze"."""
+    clamp: float = 0.7
+    """Log-scales stay within ±clamp per coupling."""
+    pixel_scale: float = 2.0
+    norm: Norm = "group"
+    dropout: float = 0.0
+    seed: int = 0
+    """Fixes rotations, permutations and first weights."""
+
+    @property
+    def dim(self) -> int:
+        """Number of pixels times channels, and so of latents."""
+        return self.channels * self.height * self.width
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        halvings = 2 ** len(self.stages)
+        if not self.stages or self.height % halvings or self.width % halvings:
+            raise InputError(
+                f"{len(self.stages)} stages halve the sides {len(self.stages)} times: "
+                f"{self.height}×{self.width} must be divisible by {halvings} (and stages ≥ 1)"
+            )
+        if self.classes < 2:
+            raise InputError(f"a classifier needs at least 2 classes, not {self.classes}")
+        if self.downsampling not in ("coupling", "haar", "squeeze"):
+            raise InputError(
+                f"downsampling is coupling, haar or squeeze, not {self.downsampling!r}"
+            )
+
+
+def build_inn(architecture: Architecture) -> Chain:
+    """f: Haar, couplings stage by stage, DCT, fully connected coupling (IB-INN's order)."""
+    # Layers initialise from the global generator; fork it so that the caller's stays untouched.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(architecture.seed)
+        generator = torch.Generator().manual_seed(architecture.seed)
+        return Chain(_layers(architecture, generator))
+
+
+def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bijection]:
+    a = architecture
+    layers: list[Bijection] = [PixelScale(a.pixel_scale), Haar(a.channels)]
+    channels, height, width = 4 * a.channels, a.height // 2, a.width // 2
+    for index, stage in enumerate(a.stages):
+        if index:
+            downsampling = _downsampling(a, channels, stage.width)
+            channels, height, width = 4 * channels, height // 2, width // 2
+            layers.append(Chain([downsampling, ChannelMix(channels, generator)]))
+        for _ in range(stage.couplings):
+            coupling = _coupling(a, channels, stage.width)
+            layers.append(Chain([coupling, ChannelMix(channels, generator)]))
+    layers.append(DCTPooling(channels, height, width))
+    for _ in range(a.dense_couplings if a.dense_width else 0):
+        half = a.dim // 2
+        subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, a.dropout)
+        layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, a.clamp)]
+    return layers
+
+
+def _coupling(a: Architecture, channels: int, width: int) -> Coupling:
+    half = channels // 2
+    subnet = convolutional_subnet(
+        half, 2 * (channels - half), width, norm=a.norm, dropout=a.dropout
+    )
+    return Coupling(channels, subnet, a.clamp)
+
+
+def _downsampling(a: Architecture, channels: int, width: int) -> Bijection:
+    if a.downsampling == "haar":
+        return Haar(channels)
+    if a.downsampling == "squeeze":
+        return Squeeze()
+    half = channels // 2
+    subnet = convolutional_subnet(
+        half, 8 * (channels - half), width, norm=a.norm, dropout=a.dropout, stride=2
+    )
+    return DownsamplingCoupling(channels, subnet, a.clamp)

@@ -1,0 +1,32 @@
+"""8-bit values and pixels of [0, 1]."""
+
+import torch
+
+from ecinn.pixels import clamped_share, dequantise, to_pixels, to_uint8
+
+ALL = torch.arange(256, dtype=torch.uint8)
+
+
+def test_every_value_survives_both_ways() -> None:
+    assert torch.equal(to_uint8(to_pixels(ALL)), ALL)
+
+
+def test_dequantised_values_stay_in_their_bin_and_fill_it(generator: torch.Generator) -> None:
+    many = ALL.repeat(200, 1)
+    pixels = dequantise(many, generator)
+    assert torch.equal(to_uint8(pixels), many)
+    within = pixels * 256 - many
+    assert abs(within.mean().item() - 0.5) < 0.01
+    assert abs(within.var().item() - 1 / 12) < 0.002
+
+
+def test_noise_has_the_deviation_asked_for(generator: torch.Generator) -> None:
+    grey = torch.full((40_000,), 128, dtype=torch.uint8)
+    spread = dequantise(grey, generator, noise=0.05).std().item()
+    assert abs(spread - (0.05**2 + 1 / 12 / 256**2) ** 0.5) < 0.001
+
+
+def test_what_lies_outside_is_clamped_and_counted() -> None:
+    pixels = torch.tensor([[-0.1, 0.0, 0.5, 1.0, 1.2, 3.0, 0.2, 0.3]]).reshape(1, 2, 2, 2)
+    assert to_uint8(pixels).flatten().tolist() == [0, 0, 128, 255, 255, 255, 51, 76]
+    assert clamped_share(pixels).tolist() == [3 / 8]
