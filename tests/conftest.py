@@ -41,7 +41,7 @@ def small_architecture() -> Architecture:
 def small_classifier(small_architecture: Architecture) -> GenerativeClassifier:
     classifier = GenerativeClassifier(small_architecture).double().eval()
     randomise(classifier)
-    return classifier.requires_grad_(False)
+    return classifier.requires_grad_(requires_grad=False)
 
 
 @pytest.fixture(scope="session")

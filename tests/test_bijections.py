@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import scipy.fft
 import torch
-from conftest import randomise
 from torch import Tensor, nn
 
+from conftest import randomise
 from ecinn.errors import InputError
 from ecinn.model import bijections as b
 from ecinn.model.inn import Architecture, Stage, build_inn
@@ -78,7 +78,7 @@ def layer(request: pytest.FixtureRequest) -> tuple[b.Bijection, Tensor]:
     # A deep network of wild layers amplifies float32's rounding of the rotations.
     randomise(bijection, seed=2, scale=0.3 if "network" in request.param else 1.0)
     x = torch.rand((3, *shape), generator=_rng(), dtype=torch.float64)
-    return bijection.requires_grad_(False), x
+    return bijection.requires_grad_(requires_grad=False), x
 
 
 def test_inverse_undoes_forward(layer) -> None:
@@ -155,7 +155,9 @@ def test_dct_is_scipys() -> None:
     layer = b.DCTPooling(3, 4, 5).double()
     expected = scipy.fft.dctn(x.numpy(), axes=(2, 3), norm="ortho")
     actual = layer(x)[0].numpy()
-    np.testing.assert_allclose(np.sort(actual, axis=1), np.sort(expected.reshape(2, -1), 1), atol=1e-6)
+    np.testing.assert_allclose(
+        np.sort(actual, axis=1), np.sort(expected.reshape(2, -1), 1), atol=1e-6
+    )
     np.testing.assert_allclose(actual[:, :3], expected[:, :, 0, 0], atol=1e-6)
 
 

@@ -1,8 +1,8 @@
 """The generative classifier as a probability model."""
 
 import torch
-from conftest import randomise
 
+from conftest import randomise
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage
 

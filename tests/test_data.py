@@ -97,7 +97,9 @@ def _drawn_digit(size: tuple[int, int], ink: int, ground: int) -> Image.Image:
     image = Image.new("L", size, ground)
     draw = ImageDraw.Draw(image)
     w, h = size
-    draw.line([(w * 0.2, h * 0.2), (w * 0.5, h * 0.2), (w * 0.3, h * 0.7)], fill=ink, width=w // 20)
+    draw.line(
+        [(w * 0.2, h * 0.2), (w * 0.5, h * 0.2), (w * 0.3, h * 0.7)], fill=ink, width=w // 20
+    )
     return image
 
 
@@ -189,7 +191,9 @@ def _enormous_png(path: Path, side: int) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "text", "empty", "truncated", "huge", "bomb", "zero"])
+@pytest.mark.parametrize(
+    "kind", ["missing", "folder", "text", "empty", "truncated", "huge", "bomb", "zero"]
+)
 def test_bad_files_are_refused_in_words(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file.png"
     if kind == "folder":

@@ -49,7 +49,10 @@ def test_log_likelihood_is_the_gaussian_density_times_the_jacobian(numbers) -> N
 def test_log_posterior_is_bayes_rule_written_out(numbers) -> None:
     n = numbers
     density = torch.stack(
-        [Independent(Normal(m, torch.ones(DIM).double()), 1).log_prob(n["z"]).exp() for m in n["mu"]],
+        [
+            Independent(Normal(m, torch.ones(DIM).double()), 1).log_prob(n["z"]).exp()
+            for m in n["mu"]
+        ],
         1,
     )
     bayes = density / density.sum(1, keepdim=True)

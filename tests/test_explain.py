@@ -47,8 +47,7 @@ def rotation() -> RotationClassifier:
 def x(rotation: RotationClassifier, generator: torch.Generator) -> Tensor:
     near = rotation.mu[torch.tensor([0, 1, 2, 3, 1])]
     noise = torch.randn(near.shape, generator=generator, dtype=torch.float64)
-    x = ((near + 0.3 * noise) @ rotation.q).reshape(-1, *rotation.shape) + 0.5
-    return x
+    return ((near + 0.3 * noise) @ rotation.q).reshape(-1, *rotation.shape) + 0.5
 
 
 def test_protocol_is_met_by_the_rotation_and_by_the_network(rotation, small_classifier) -> None:
@@ -80,9 +79,7 @@ def test_bare_counterfactual_is_the_explanations_in_two_evaluations(rotation, x)
     q = torch.tensor([1, 2, 3, 0, 3])
     e = explain(rotation, rotation.mu_bar, x, q[:, None], verify=False)
     rotation.calls = {"encode": 0, "decode": 0}
-    torch.testing.assert_close(
-        counterfactual(rotation, rotation.mu_bar, x, q), e.convincing[:, 0]
-    )
+    torch.testing.assert_close(counterfactual(rotation, rotation.mu_bar, x, q), e.convincing[:, 0])
     assert rotation.calls == {"encode": 1, "decode": 1}
 
 

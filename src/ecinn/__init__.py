@@ -4,7 +4,8 @@ from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.errors import EcinnError, InputError
 from ecinn.evaluation import Evaluation, evaluate
 from ecinn.experiments import EXPERIMENTS, Experiment
-from ecinn.explain import Certificate, Explanation, InvertibleClassifier, class_means, explain
+from ecinn.explain import InvertibleClassifier, class_means, explain
+from ecinn.explanation import Certificate, Explanation
 from ecinn.pretrained import Model, load
 from ecinn.training import train
 

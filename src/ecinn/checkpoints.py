@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
@@ -96,7 +95,7 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
             raise RuntimeError("mu_bar and mu differ in shape")
         return Checkpoint(
             experiment,
-            classifier.eval().requires_grad_(False),
+            classifier.eval().requires_grad_(requires_grad=False),
             mu_bar,
             (float(low), float(high)),
             tuple(about["class_names"]),

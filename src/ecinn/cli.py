@@ -18,12 +18,14 @@ from rich.table import Table
 
 from ecinn import training
 from ecinn.checkpoints import SHIPPED, load_checkpoint, save_checkpoint, shipped_models
+from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.evaluation import evaluate as evaluate_model
-from ecinn.experiments import EXPERIMENTS, find_experiment
-from ecinn.explain import Certificate, Explanation, Targets
+from ecinn.experiments import EXPERIMENTS, Experiment, find_experiment
+from ecinn.explain import Targets
+from ecinn.explanation import Certificate, Explanation
 from ecinn.files import atomic_write, output_folder
-from ecinn.pictures import explanation_picture, image_array, png_bytes, to_image
+from ecinn.pictures import image_array, png_bytes, to_image
 from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model, load
 
@@ -67,7 +69,7 @@ def _plain(words: str) -> str:
 
 
 @app.command("models")
-def list_models(json_output: Json = False) -> None:  # noqa: FBT001, FBT002
+def list_models(json_output: Json = False) -> None:
     """List the models that come with the package."""
     rows = []
     for name in shipped_models():
@@ -116,7 +118,7 @@ def explain(
         bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
     ] = True,
     device: Device = "cpu",
-    json_output: Json = False,  # noqa: FBT001, FBT002
+    json_output: Json = False,
 ) -> None:
     """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
     explainer = load(model, _device(device))
@@ -199,7 +201,7 @@ def _write(folder: Path, name: str, notes: list[str], e: Explanation) -> dict[st
                 | {"file": files["convincing"]},
             }
         )
-    atomic_write(picture, png_bytes(explanation_picture(e)))
+    atomic_write(picture, png_bytes(e.picture()))
     return {
         "input": name,
         "notes": notes,
@@ -271,7 +273,7 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
-    changes = {
+    changes: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
@@ -287,7 +289,7 @@ def train(
         checkpoint = training.train(
             settings, data, out_dir, device=chosen, resume=resume, observe=observe
         )
-    result = evaluate_model(Model(checkpoint, chosen), settings.load("test"))
+    result = evaluate_model(Model(checkpoint, chosen), _test_images(settings))
     checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
     checkpoint.classifier.cpu()
     save_checkpoint(checkpoint, out_dir / training.MODEL_FILE)
@@ -347,20 +349,22 @@ def _summary_writer(folder: Path) -> Any:  # noqa: ANN401
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("--tensorboard needs: pip install 'ecinn[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder / "tensorboard"))
 
 
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model's name or path.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many images.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
     device: Device = "cpu",
-    json_output: Json = False,  # noqa: FBT001, FBT002
+    json_output: Json = False,
 ) -> None:
     """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
     loaded = load(model, _device(device))
-    data = loaded.checkpoint.experiment.load("test").first(limit)
+    data = _test_images(loaded.checkpoint.experiment).first(limit)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(data))
         result = evaluate_model(
@@ -370,6 +374,10 @@ def evaluate(
         _print_json(dataclasses.asdict(result))
     else:
         _print_evaluation(dataclasses.asdict(result))
+
+
+def _test_images(experiment: Experiment) -> Dataset:
+    return experiment.load("test")
 
 
 def _print_evaluation(metrics: Any) -> None:  # noqa: ANN401

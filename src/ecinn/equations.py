@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def log_likelihood(
-    z: Float[Tensor, "batch dim"], log_det: Float[Tensor, " batch"], mu: Float[Tensor, "classes dim"]
+    z: Float[Tensor, "batch dim"],
+    log_det: Float[Tensor, " batch"],
+    mu: Float[Tensor, "classes dim"],
 ) -> Float[Tensor, "batch classes"]:
     """Eq. 1: log p(x|y) = log N(f(x); μ_y, 1) + log |det J|, for every class y."""
     squared_norm = z.square().sum(1, keepdim=True)
@@ -67,7 +69,9 @@ def convincing_alpha(alpha_0: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"
 
 
 def corrected_latent(
-    z: Float[Tensor, "*batch dim"], alpha: Float[Tensor, "*batch"], delta: Float[Tensor, "*batch dim"]
+    z: Float[Tensor, "*batch dim"],
+    alpha: Float[Tensor, "*batch"],
+    delta: Float[Tensor, "*batch dim"],
 ) -> Float[Tensor, "*batch dim"]:
     """Eq. 3, inside f⁻¹: z + αΔ."""
     return z + alpha[..., None] * delta

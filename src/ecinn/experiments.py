@@ -19,6 +19,9 @@ class Experiment:
     beta: float
     """Weight of classification against likelihood (Eq. 9)."""
     label_smoothing: float = 0.0
+    """Share of the label that is spread over all classes while the network is trained."""
+    means_label_smoothing: float = 0.01
+    """The same while the class means are fitted to clean images at the end."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on training pixels of [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)

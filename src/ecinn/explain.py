@@ -2,21 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.errors import InputError
+from ecinn.explanation import Certificate, Explanation, Images
 from ecinn.pixels import clamped_share, to_pixels, to_uint8
 
-Images = Float[Tensor, "batch channels height width"]
-PerPair = Float[Tensor, "batch targets"]
-PerPairImages = Float[Tensor, "batch targets channels height width"]
 Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
 
 
@@ -24,94 +20,19 @@ Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
 class InvertibleClassifier(Protocol):
     """All that ECINN asks of a network."""
 
-    mu: Tensor
-    """Class means in latent space, "classes dim"."""
+    @property
+    def mu(self) -> Tensor:
+        """Class means in latent space, "classes dim"."""
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Z = f(x), "batch dim", and log |det ∂z/∂x|, "batch"."""
+        """z = f(x), "batch dim", and log |det ∂z/∂x|, "batch"."""
 
     def decode(self, z: Tensor) -> Tensor:
-        """X = f⁻¹(z)."""
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What is known about one kind of counterfactual, for every image and target."""
-
-    posterior: Float[Tensor, "batch targets classes"]
-    """p(y|x̂) of the counterfactual as computed, before it is rounded to 8 bits."""
-    stored_posterior: Float[Tensor, "batch targets classes"] | None
-    """p(y) of the stored 8-bit image, from a forward pass of its own; None if not verified."""
-    clamped: PerPair
-    """Share of pixels outside [0, 1] that had to be clamped to store the image."""
-    q: Int[Tensor, "batch targets"]
-
-    @cached_property
-    def winner(self) -> Int[Tensor, "batch targets"]:
-        """The class that the classifier says, of the stored image where it was verified."""
-        return (self.posterior if self.stored_posterior is None else self.stored_posterior).argmax(-1)
-
-    @cached_property
-    def reached(self) -> Bool[Tensor, "batch targets"]:
-        """Whether q is what the classifier says."""
-        return self.winner == self.q
-
-    def confidence(self) -> PerPair:
-        """The classifier's probability of q, of the stored image where it was verified."""
-        posterior = self.posterior if self.stored_posterior is None else self.stored_posterior
-        return posterior.gather(-1, self.q[..., None])[..., 0]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why each image x is p and not q: both counterfactuals, their heatmap, their certificates."""
-
-    x: Images
-    p: Int[Tensor, " batch"]
-    q: Int[Tensor, "batch targets"]
-    posterior: Float[Tensor, "batch classes"]
-    """p(y|x) of the input."""
-    alpha_0: PerPair
-    alpha_1: PerPair
-    tipping_point: PerPairImages
-    convincing: PerPairImages
-    tipping_certificate: Certificate
-    convincing_certificate: Certificate
-    third_class: Int[Tensor, "batch targets"]
-    """The class that wins at the tipping point where neither p nor q does, else −1."""
-    round_trip_error: Float[Tensor, " batch"]
-    """max |x − f⁻¹(f(x))| in pixels of [0, 1]."""
-    log_p: Float[Tensor, " batch"]
-    """log p(x) of the input, pixels in [0, 1]."""
-    typical: Bool[Tensor, " batch"] | None
-    """Whether log p(x) is where nearly all training images are; None if that is not known."""
-    passes: int
-    """Network evaluations per image: encode, decode, and one more for verification."""
-    class_names: tuple[str, ...]
-
-    @property
-    def heatmap(self) -> PerPairImages:
-        """Eq. 4 at α₁: what the convincing counterfactual adds (positive) and takes away."""
-        return equations.heatmap(self.x[:, None].expand_as(self.convincing), self.convincing)
-
-    @property
-    def stored_tipping_point(self) -> UInt8[Tensor, "batch targets channels height width"]:
-        """The tipping points as 8-bit images."""
-        return to_uint8(self.tipping_point)
-
-    @property
-    def stored_convincing(self) -> UInt8[Tensor, "batch targets channels height width"]:
-        """The convincing counterfactuals as 8-bit images."""
-        return to_uint8(self.convincing)
-
-    def _repr_png_(self) -> bytes:
-        from ecinn.pictures import explanation_picture, png_bytes
-
-        return png_bytes(explanation_picture(self))
+        """x = f⁻¹(z)."""
 
 
 def class_means(
-    latents: Iterable[Float[Tensor, "batch dim"]], mu: Float[Tensor, "classes dim"]
+    latents: Iterable[Tensor], mu: Float[Tensor, "classes dim"]
 ) -> Float[Tensor, "classes dim"]:
     """μ̄_j, the mean latent of all training images *predicted* as class j (Section 3.3)."""
     total = torch.zeros_like(mu, dtype=torch.float64)
@@ -148,7 +69,9 @@ def resolve_targets(
         )
     if bool(((q < 0) | (q >= classes)).any()):
         wrong = int(q[(q < 0) | (q >= classes)][0])
-        raise InputError(f"target {wrong} is out of range: this model's classes are 0 to {classes - 1}")
+        raise InputError(
+            f"target {wrong} is out of range: this model's classes are 0 to {classes - 1}"
+        )
     same = (q == p[:, None]).any(1)
     if bool(same.any()):
         index = int(same.nonzero()[0])
@@ -209,7 +132,9 @@ def explain(
     z_tipping = equations.corrected_latent(z_line, alpha_0, delta)
     z_convincing = equations.corrected_latent(z_line, alpha_1, delta)
 
-    decoded = classifier.decode(torch.cat([z, z_tipping.flatten(0, 1), z_convincing.flatten(0, 1)]))
+    decoded = classifier.decode(
+        torch.cat([z, z_tipping.flatten(0, 1), z_convincing.flatten(0, 1)])
+    )
     again, tipping_point, convincing = decoded.split([len(x), q.numel(), q.numel()])
     tipping_point = tipping_point.reshape(*q.shape, *x.shape[1:])
     convincing = convincing.reshape(*q.shape, *x.shape[1:])

@@ -1,34 +1,54 @@
-"""Pictures of explanations: knows images, numbers and names, nothing of networks."""
+"""Drawing: arrays, numbers and names become pictures; knows nothing of networks or methods."""
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-
-if TYPE_CHECKING:
-    from ecinn.explain import Explanation
-
 from torch import Tensor
 
 INK = (28, 32, 38)
-MUTED = (108, 116, 126)
-WARNING = (176, 74, 0)
+MUTED = (98, 106, 116)
+WARNING = (168, 66, 0)
+FRAME = (205, 210, 216)
 PAPER = (255, 255, 255)
 ADDED = np.array([178, 24, 43])
-"""Red where the counterfactual adds light."""
+"""Red where light is added."""
 REMOVED = np.array([33, 102, 172])
-"""Blue where it takes light away; the pair stays apart under every common colour blindness."""
+"""Blue where it is taken away; the pair stays apart under every common colour blindness."""
+
+Array = NDArray[np.uint8]
 
 
-def image_array(pixels: Tensor) -> NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Cell:
+    """One image with what is written below it."""
+
+    array: Array
+    caption: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of images under a title: every column holds one cell per row."""
+
+    title: str
+    caution: str
+    rows: tuple[tuple[str, str], ...]
+    """Name of each row and a remark below it."""
+    columns: tuple[tuple[Cell, ...], ...]
+
+
+def image_array(pixels: Tensor) -> Array:
     """An 8-bit (channels, height, width) tensor as height × width × 3."""
     array = pixels.detach().cpu().numpy()
     return np.ascontiguousarray(np.broadcast_to(array.transpose(1, 2, 0), (*array.shape[1:], 3)))
 
 
-def heatmap_array(heatmap: Tensor, limit: float | None = None) -> NDArray[np.uint8]:
+def heatmap_array(heatmap: Tensor, limit: float | None = None) -> Array:
     """A signed (channels, height, width) map in colour: zero white, the scale symmetric.
 
     Args:
@@ -38,10 +58,11 @@ def heatmap_array(heatmap: Tensor, limit: float | None = None) -> NDArray[np.uin
     limit = limit or float(np.abs(values).max()) or 1.0
     strength = np.clip(np.abs(values) / limit, 0, 1)[..., None]
     colour = np.where(values[..., None] > 0, ADDED, REMOVED)
-    return (255 + strength * (colour - 255)).round().astype(np.uint8)
+    coloured: Array = (255 + strength * (colour - 255)).round().astype(np.uint8)
+    return coloured
 
 
-def to_image(array: NDArray[np.uint8]) -> Image.Image:
+def to_image(array: Array) -> Image.Image:
     """An array as a picture; grey where all three colours agree."""
     grey = bool((array == array[..., :1]).all())
     return Image.fromarray(np.ascontiguousarray(array[..., 0]) if grey else array)
@@ -54,126 +75,50 @@ def png_bytes(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def explanation_picture(
-    explanation: "Explanation", index: int | None = None, tile: int = 112
-) -> Image.Image:
-    """Input, tipping point, convincing counterfactual and heatmap; a column per target.
+def percent(share: float) -> str:
+    """A probability for people; never 100 % for what is not certain."""
+    return "> 99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
-    Args:
-        index: which image; by default all of them, one block below the other.
-        tile: side of an image in the picture.
-    """
-    rows = range(len(explanation.x)) if index is None else [index]
-    blocks = [_block(explanation, row, tile) for row in rows]
-    picture = Image.new(
-        "RGB", (max(b.width for b in blocks), sum(b.height for b in blocks)), PAPER
-    )
+
+def below_each_other(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Several pictures as one."""
+    size = (max(p.width for p in pictures), sum(p.height for p in pictures))
+    whole = Image.new("RGB", size, PAPER)
     top = 0
-    for block in blocks:
-        picture.paste(block, (0, top))
-        top += block.height
-    return picture
+    for picture in pictures:
+        whole.paste(picture, (0, top))
+        top += picture.height
+    return whole
 
 
-def _block(e: "Explanation", row: int, tile: int) -> Image.Image:
-    """One image against all of its targets."""
-    targets = e.q.shape[1]
-    gap, margin, label_width, line = tile // 12, tile // 6, int(1.25 * tile), tile // 6
-    header, caption = 2 * line, int(1.15 * line)
-    pitch_x, pitch_y = tile + gap, tile + caption + gap
-    width = 2 * margin + label_width + targets * pitch_x
-    width = max(width, 2 * margin + label_width + 3 * tile)
-    height = 2 * margin + header + 4 * pitch_y + line
+def draw(sheet: Sheet, tile: int = 112) -> Image.Image:
+    """The sheet with images enlarged to squares of `tile` pixels."""
+    gap, margin, line = tile // 10, tile // 6, tile // 6
+    names_width, header = int(1.2 * tile), 2 * line
+    pitch_x, pitch_y = tile + gap, tile + int(1.2 * line) + gap
+    small, normal, large = (_font(int(size * line)) for size in (0.68, 0.82, 1.0))
+    least = int(normal.getlength(max(sheet.title, sheet.caution, key=len)) * 1.25)
+    width = 2 * margin + max(names_width + len(sheet.columns) * pitch_x - gap, least)
+    height = 2 * margin + header + len(sheet.rows) * pitch_y - gap
     canvas = Image.new("RGB", (width, height), PAPER)
-    draw = ImageDraw.Draw(canvas)
-    small, normal = _font(int(line * 0.68)), _font(int(line * 0.82))
-    name = e.class_names
-    source = int(e.p[row])
-    left = margin + label_width
-
-    def text(x: float, y: float, words: str, **style: object) -> None:
-        options = {"fill": INK, "font": normal, "anchor": "ma"} | style
-        draw.text((x, y), words, **options)  # type: ignore[arg-type]
-
-    for line_number, words in enumerate(_headline(e, row)):
-        colour = INK if not line_number else WARNING
-        text(margin, margin + line_number * line, words, anchor="la", fill=colour)
-    heat_limit = float(e.heatmap[row].mean(1).abs().max())
-    labels = [
-        ("input", f"{name[source]}  {_percent(float(e.posterior[row, source]))}"),
-        ("tipping point", f"{name[source]} and q tie"),
-        ("convincing", "read as q"),
-        ("heatmap", "red: light added\nblue: taken away"),
-    ]
-    for line_number, (title, note) in enumerate(labels):
-        middle = margin + header + line_number * pitch_y + tile / 2
-        text(margin, middle - line, title, anchor="la")
-        draw.multiline_text((margin, middle), note, fill=MUTED, font=small)
-    for column in range(targets):
-        q = int(e.q[row, column])
-        x = left + column * pitch_x
-        pictures = [
-            image_array(_stored(e.x[row])),
-            image_array(e.stored_tipping_point[row, column]),
-            image_array(e.stored_convincing[row, column]),
-            heatmap_array(e.heatmap[row, column], heat_limit),
-        ]
-        tipping, convincing = e.tipping_certificate, e.convincing_certificate
-        captions = [
-            (f"why not {name[q]}?", INK),
-            _verdict(tipping.winner[row, column], tipping, row, column, name, expected={source, q}),
-            _verdict(convincing.winner[row, column], convincing, row, column, name, expected={q}),
-            (f"α₀ {float(e.alpha_0[row, column]):.2f}  α₁ {float(e.alpha_1[row, column]):.2f}", MUTED),
-        ]
-        for line_number, (array, (words, colour)) in enumerate(zip(pictures, captions, strict=True)):
-            y = margin + header + line_number * pitch_y
-            canvas.paste(_enlarge(array, tile), (x, y))
-            draw.rectangle((x, y, x + tile - 1, y + tile - 1), outline=(205, 210, 216))
-            text(x + tile / 2, y + tile + 3, words, font=small, fill=colour)
+    pen = ImageDraw.Draw(canvas)
+    pen.text((margin, margin), sheet.title, INK, large)
+    pen.text((margin, margin + int(1.1 * line)), sheet.caution, WARNING, small)
+    tops = [margin + header + row * pitch_y for row in range(len(sheet.rows))]
+    for top, (name, remark) in zip(tops, sheet.rows, strict=True):
+        pen.text((margin, top + tile // 2 - line), name, INK, normal)
+        pen.multiline_text((margin, top + tile // 2 + 2), remark, MUTED, small)
+    for number, column in enumerate(sheet.columns):
+        left = margin + names_width + number * pitch_x
+        for top, cell in zip(tops, column, strict=True):
+            canvas.paste(_enlarge(cell.array, tile), (left, top))
+            pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
+            colour = WARNING if cell.warning else INK
+            pen.text((left + tile // 2, top + tile + 4), cell.caption, colour, small, anchor="ma")
     return canvas
 
 
-def _headline(e: "Explanation", row: int) -> list[str]:
-    lines = [f"Why is this {e.class_names[int(e.p[row])]}, and not …?"]
-    if e.typical is not None and not bool(e.typical[row]):
-        lines.append("Caution: this picture is unlike those the model was trained on.")
-    return lines
-
-
-def _verdict(
-    winner: Tensor,
-    certificate: object,
-    row: int,
-    column: int,
-    names: tuple[str, ...],
-    expected: set[int],
-) -> tuple[str, tuple[int, int, int]]:
-    """What the classifier says of it, in a warning colour where that was not intended."""
-    from ecinn.explain import Certificate
-
-    assert isinstance(certificate, Certificate)
-    label = int(winner)
-    posterior = certificate.stored_posterior
-    posterior = certificate.posterior if posterior is None else posterior
-    words = f"{names[label]}  {_percent(float(posterior[row, column, label]))}"
-    return words, INK if label in expected else WARNING
-
-
-def _stored(pixels: Tensor) -> Tensor:
-    from ecinn.pixels import to_uint8
-
-    return to_uint8(pixels)
-
-
-def _percent(share: float) -> str:
-    """Never 100 % for what is not certain."""
-    percent = 100 * share
-    if percent > 99.95:
-        return "> 99.9 %"
-    return f"{percent:.1f} %"
-
-
-def _enlarge(array: NDArray[np.uint8], tile: int) -> Image.Image:
+def _enlarge(array: Array, tile: int) -> Image.Image:
     """Small images keep their square pixels; larger ones are resampled."""
     image = Image.fromarray(array)
     small = max(image.size) <= tile
@@ -181,5 +126,7 @@ def _enlarge(array: NDArray[np.uint8], tile: int) -> Image.Image:
     return image.resize((tile, tile), method)
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont)  # Pillow brings one along with its FreeType
+    return font

@@ -15,7 +15,9 @@ def to_uint8(pixels: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     return (pixels * 256).floor().clamp(0, 255).to(torch.uint8)
 
 
-def clamped_share(pixels: Float[Tensor, "*batch channels height width"]) -> Float[Tensor, "*batch"]:
+def clamped_share(
+    pixels: Float[Tensor, "*batch channels height width"],
+) -> Float[Tensor, "*batch"]:
     """Share of pixels outside [0, 1], which no 8-bit image can show."""
     outside = (pixels < 0) | (pixels > 1)
     return outside.float().mean(dim=(-3, -2, -1))

@@ -12,7 +12,8 @@ from torch import Tensor
 from ecinn.checkpoints import Checkpoint, load_checkpoint
 from ecinn.data.photographs import Photograph, fit_photograph, read_photograph
 from ecinn.errors import InputError
-from ecinn.explain import Explanation, Targets, explain
+from ecinn.explain import Targets, explain
+from ecinn.explanation import Explanation
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.precision import exact_convolutions
@@ -130,5 +131,3 @@ class Model:
 def load(name_or_path: str | Path, device: str | torch.device = "cpu") -> Model:
     """A shipped model by its name, or any model by its path."""
     return Model(load_checkpoint(name_or_path), device)
-
-

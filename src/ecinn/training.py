@@ -78,7 +78,11 @@ class TrainingState:
     def start(cls, experiment: Experiment, device: torch.device) -> "TrainingState":
         """The untrained state, which the experiment alone determines."""
         classifier = GenerativeClassifier(experiment.architecture).to(device)
-        average = GenerativeClassifier(experiment.architecture).to(device).requires_grad_(False)
+        average = (
+            GenerativeClassifier(experiment.architecture)
+            .to(device)
+            .requires_grad_(requires_grad=False)
+        )
         return cls(classifier, average.eval(), _optimiser(classifier, experiment, device))
 
     def save(self, path: Path, experiment: Experiment) -> None:
@@ -218,8 +222,8 @@ class _OptimisationStep:
         self.batch = torch.zeros(self.batch_size, dtype=torch.long, device=device)
         self.averaging_weight = torch.zeros((), device=device)
         self.figures = torch.zeros(3, device=device)
-        self.averages = list(state.average.parameters())
-        self.parameters = list(state.classifier.parameters())
+        self.averages: list[Tensor] = list(state.average.parameters())
+        self.parameters: list[Tensor] = list(state.classifier.parameters())
         state.classifier.train()
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
@@ -257,10 +261,14 @@ class _OptimisationStep:
     def _step(self) -> None:
         classifier, experiment = self.state.classifier, self.experiment
         loss, figures = batch_loss(
-            classifier, self.images[self.batch], self.labels[self.batch], experiment, self.generator
+            classifier,
+            self.images[self.batch],
+            self.labels[self.batch],
+            experiment,
+            self.generator,
         )
         self.state.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(classifier.parameters(), experiment.gradient_clip)
         self.state.optimiser.step()
         with torch.no_grad():
@@ -352,7 +360,7 @@ def finish(
     images = state.epoch * (len(data) // batch) * batch
     return Checkpoint(
         experiment=experiment,
-        classifier=classifier.requires_grad_(False).cpu(),
+        classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
         typical=(low, high),
         class_names=data.class_names,
@@ -378,25 +386,25 @@ def refit_means(
     The network learns from noisy images, but images to be explained are clean: their latents
     lie closer together, and means fitted to them separate the classes better.
     """
-    fitted = mu.detach().clone().requires_grad_(True)  # noqa: FBT003
+    fitted = mu.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
     no_jacobian = z.new_zeros(len(z))
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def loss() -> Tensor:
         optimiser.zero_grad()
         log_p = equations.log_marginal(equations.log_likelihood(z, no_jacobian, fitted))
         value = equations.information_bottleneck_loss(
             -log_p.mean() / z.shape[1],
             equations.smoothed_cross_entropy(
-                equations.log_posterior(z, fitted), labels, experiment.label_smoothing
+                equations.log_posterior(z, fitted), labels, experiment.means_label_smoothing
             ),
             experiment.beta,
         )
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)
     return fitted.detach()
 
 

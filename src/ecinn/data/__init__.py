@@ -1,0 +1,1 @@
+"""Images: data sets, augmentation, and the files people have."""

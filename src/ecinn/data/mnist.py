@@ -42,5 +42,7 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise InputError(f"{path} is not an idx file of {dimensions} dimensions: fetch it again")
     sizes = np.frombuffer(data, ">u4", count=dimensions, offset=4).astype(int)
     if len(data) != header + sizes.prod():
-        raise InputError(f"{path} should hold {sizes.prod()} values but holds {len(data) - header}")
+        raise InputError(
+            f"{path} should hold {sizes.prod()} values but holds {len(data) - header}"
+        )
     return np.frombuffer(bytearray(data), np.uint8, offset=header).reshape(*sizes)

@@ -37,7 +37,9 @@ def read_photograph(path: Path, shape: tuple[int, int, int], *, digit: bool) -> 
     return fit_photograph(_open(path), shape, digit=digit)
 
 
-def fit_photograph(picture: Image.Image, shape: tuple[int, int, int], *, digit: bool) -> Photograph:
+def fit_photograph(
+    picture: Image.Image, shape: tuple[int, int, int], *, digit: bool
+) -> Photograph:
     """Upright, opaque, in the model's colours and size."""
     channels, height, width = shape
     notes: list[str] = []
@@ -104,7 +106,7 @@ def _flatten(picture: Image.Image, notes: list[str]) -> Image.Image:
         return Image.fromarray(scaled.round().astype(np.uint8))
     if picture.has_transparency_data:
         rgba = picture.convert("RGBA")
-        if rgba.getextrema()[3][0] < 255:
+        if rgba.getchannel("A").getextrema() != (255, 255):
             notes.append("transparency laid on white")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         picture = Image.alpha_composite(white, rgba)
@@ -121,9 +123,7 @@ def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) 
         notes.append("inverted: dark on light became light on dark")
     if picture.size == size:
         return Image.fromarray(values.astype(np.uint8))
-    notes.append(
-        f"cropped to the ink of {picture.width}×{picture.height} and centred in {size[0]}×{size[1]}"
-    )
+    notes.append(f"cropped to the ink of {picture.width}×{picture.height} and centred")
     # Paper is never quite even: what is darker than a third of the brightest ink is ground.
     ground = np.median(values)
     ink = np.clip(values - ground, 0, None)

@@ -1,0 +1,1 @@
+"""The invertible network and the classifier on top of it."""

@@ -67,6 +67,27 @@ class PixelScale(Bijection):
         return y / self.scale + 0.5
 
 
+class PixelLogit(Bijection):
+    """γ/4 · logit(m + (1 − 2m)x): what is decoded never strays far outside [0, 1].
+
+    The slope at mid-grey is about γ, as with `PixelScale`. The margin m > 0 keeps black, white
+    and a little noise around them at finite values.
+    """
+
+    def __init__(self, scale: float, margin: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.margin = margin
+
+    def forward(self, x: Image) -> tuple[Image, LogDet]:
+        inside = (self.margin + (1 - 2 * self.margin) * x).clamp(1e-6, 1 - 1e-6)
+        slope = 0.25 * self.scale * (1 - 2 * self.margin) / (inside * (1 - inside))
+        return 0.25 * self.scale * torch.logit(inside), slope.log().flatten(1).sum(1)
+
+    def inverse(self, y: Image) -> Image:
+        return (torch.sigmoid(4 / self.scale * y) - self.margin) / (1 - 2 * self.margin)
+
+
 class Squeeze(Bijection):
     """Each 2×2 patch becomes four channels: (c, h, w) → (4c, h/2, w/2)."""
 
@@ -207,7 +228,9 @@ class DCTPooling(Bijection):
 
     def inverse(self, y: Vector) -> Image:
         channels, height, width = self.shape
-        spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)[:, :, self.original_order]
+        spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)[
+            :, :, self.original_order
+        ]
         return self.rows.T @ spectrum.reshape(-1, channels, height, width) @ self.columns
 
 
@@ -246,10 +269,11 @@ def convolutional_subnet(
     dropout: float = 0.0,
     stride: int = 1,
 ) -> nn.Sequential:
-    """Two 3×3 convolutions and a 1×1 that starts at zero, so that a coupling starts as identity."""
+    """Two 3×3 convolutions and a 1×1 that starts at zero: a coupling starts as the identity."""
     last = nn.Conv2d(width, channels_out, 1)
     nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias if last.bias is not None else last.weight)
+    assert last.bias is not None
+    nn.init.zeros_(last.bias)
     return nn.Sequential(
         nn.Conv2d(channels_in, width, 3, padding=1, stride=stride),
         _norm(norm, width),
@@ -262,11 +286,16 @@ def convolutional_subnet(
     )
 
 
-def fully_connected_subnet(dim_in: int, dim_out: int, width: int, dropout: float = 0.0) -> nn.Sequential:
+def fully_connected_subnet(
+    dim_in: int, dim_out: int, width: int, dropout: float = 0.0
+) -> nn.Sequential:
     """One hidden layer; the last layer starts at zero."""
     last = nn.Linear(width, dim_out)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
     return nn.Sequential(
-        nn.Linear(dim_in, width), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity(), last
+        nn.Linear(dim_in, width),
+        nn.ReLU(),
+        nn.Dropout(dropout) if dropout else nn.Identity(),
+        last,
     )

@@ -1,8 +1,9 @@
 """The generative classifier: an invertible network whose latents are one Gaussian per class."""
 
-
+import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -30,16 +31,16 @@ class GenerativeClassifier(nn.Module):
         return a.channels, a.height, a.width
 
     def encode_with_log_det(self, x: Image) -> tuple[Vector, LogDet]:
-        """Z = f(x) and log |det J|."""
+        """z = f(x) and log |det J|."""
         z, log_det = self.inn(x)
         return z, log_det
 
     def encode(self, x: Image) -> Vector:
-        """Z = f(x)."""
+        """z = f(x)."""
         return self.encode_with_log_det(x)[0]
 
     def decode(self, z: Vector) -> Image:
-        """X = f⁻¹(z)."""
+        """x = f⁻¹(z)."""
         return self.inn.inverse(z)
 
     def log_likelihood(self, x: Image) -> Float[Tensor, "batch classes"]:
@@ -73,5 +74,4 @@ def _spread_means(architecture: Architecture) -> Float[Tensor, "classes dim"]:
     """Random means of which all pairs are about equally far apart."""
     generator = torch.Generator().manual_seed(architecture.seed + 1)
     directions = torch.randn(architecture.classes, architecture.dim, generator=generator)
-    directions = directions / directions.norm(dim=1, keepdim=True)
-    return directions * CLASS_DISTANCE / 2**0.5
+    return F.normalize(directions) * (CLASS_DISTANCE / math.sqrt(2))

@@ -15,6 +15,7 @@ from ecinn.model.bijections import (
     Haar,
     Norm,
     Permutation,
+    PixelLogit,
     PixelScale,
     Squeeze,
     convolutional_subnet,
@@ -47,6 +48,10 @@ class Architecture:
     clamp: float = 0.7
     """Log-scales stay within ±clamp per coupling."""
     pixel_scale: float = 2.0
+    """γ, the slope at mid-grey of the first layer."""
+    pixel_margin: float = 0.0
+    """Above 0 the first layer is a logit that bounds decoded pixels by about this much beyond
+    [0, 1]; at 0 it is linear, as in IB-INN."""
     norm: Norm = "group"
     dropout: float = 0.0
     seed: int = 0
@@ -84,7 +89,10 @@ def build_inn(architecture: Architecture) -> Chain:
 
 def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bijection]:
     a = architecture
-    layers: list[Bijection] = [PixelScale(a.pixel_scale), Haar(a.channels)]
+    pixels = (
+        PixelLogit(a.pixel_scale, a.pixel_margin) if a.pixel_margin else PixelScale(a.pixel_scale)
+    )
+    layers: list[Bijection] = [pixels, Haar(a.channels)]
     channels, height, width = 4 * a.channels, a.height // 2, a.width // 2
     for index, stage in enumerate(a.stages):
         if index:

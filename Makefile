@@ -1,0 +1,49 @@
+# The commands people type. `make demo` and `make test` need only Python ≥ 3.11, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHELL := /bin/sh
+
+.PHONY: demo test check bench evaluate clean help
+
+help:
+	@echo "make demo      explain a real three into all other digits"
+	@echo "make test      every check and test"
+	@echo "make bench     what a counterfactual costs, as a ratio to a forward pass"
+	@echo "make evaluate  measure the shipped models and write docs/results"
+
+demo: $(VENV)/.demo
+	@$(BIN)/ecinn explain --sample 18 --target all --model mnist --out demo
+	@echo "Open demo/sample-18-explanation.png"
+
+test: check
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.demo
+	$(BIN)/python benchmarks/passes.py
+
+evaluate: $(VENV)/.demo
+	$(BIN)/ecinn evaluate mnist --json > docs/results/mnist.json.new
+	mv docs/results/mnist.json.new docs/results/mnist.json
+
+# Stamp files: a set-up that broke off is done again.
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ecinn needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/pip pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/bin/pip pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,142 @@
+"""What ECINN answers, as data and as a picture."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from ecinn import equations, pictures
+from ecinn.pixels import to_uint8
+
+Images = Float[Tensor, "batch channels height width"]
+PerPair = Float[Tensor, "batch targets"]
+PerPairImages = Float[Tensor, "batch targets channels height width"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known about one kind of counterfactual, for every image and target."""
+
+    posterior: Float[Tensor, "batch targets classes"]
+    """p(y|x̂) of the counterfactual as computed, before it is rounded to 8 bits."""
+    stored_posterior: Float[Tensor, "batch targets classes"] | None
+    """p(y) of the stored 8-bit image, from a forward pass of its own; None if not verified."""
+    clamped: PerPair
+    """Share of pixels outside [0, 1] that had to be clamped to store the image."""
+    q: Int[Tensor, "batch targets"]
+
+    @property
+    def verdict(self) -> Float[Tensor, "batch targets classes"]:
+        """The best that is known of p(y): of the stored image where it was verified."""
+        return self.posterior if self.stored_posterior is None else self.stored_posterior
+
+    @property
+    def winner(self) -> Int[Tensor, "batch targets"]:
+        """The class that the classifier says."""
+        return self.verdict.argmax(-1)
+
+    @property
+    def reached(self) -> Bool[Tensor, "batch targets"]:
+        """Whether q is what the classifier says."""
+        return self.winner == self.q
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why each image x is p and not q: both counterfactuals, their heatmap, their certificates."""
+
+    x: Images
+    p: Int[Tensor, " batch"]
+    q: Int[Tensor, "batch targets"]
+    posterior: Float[Tensor, "batch classes"]
+    """p(y|x) of the input."""
+    alpha_0: PerPair
+    alpha_1: PerPair
+    tipping_point: PerPairImages
+    convincing: PerPairImages
+    tipping_certificate: Certificate
+    convincing_certificate: Certificate
+    third_class: Int[Tensor, "batch targets"]
+    """The class that wins at the tipping point where neither p nor q does, else −1."""
+    round_trip_error: Float[Tensor, " batch"]
+    """max |x − f⁻¹(f(x))| in pixels of [0, 1]."""
+    log_p: Float[Tensor, " batch"]
+    """log p(x) of the input, pixels in [0, 1]."""
+    typical: Bool[Tensor, " batch"] | None
+    """Whether log p(x) is where nearly all training images are; None if that is not known."""
+    passes: int
+    """Network evaluations per image: encode, decode, and one more for verification."""
+    class_names: tuple[str, ...]
+
+    @property
+    def heatmap(self) -> PerPairImages:
+        """Eq. 4 at α₁: what the convincing counterfactual adds (positive) and takes away."""
+        return equations.heatmap(self.x[:, None].expand_as(self.convincing), self.convincing)
+
+    @property
+    def stored_tipping_point(self) -> UInt8[Tensor, "batch targets channels height width"]:
+        """The tipping points as 8-bit images."""
+        return to_uint8(self.tipping_point)
+
+    @property
+    def stored_convincing(self) -> UInt8[Tensor, "batch targets channels height width"]:
+        """The convincing counterfactuals as 8-bit images."""
+        return to_uint8(self.convincing)
+
+    def picture(self, index: int | None = None) -> Image.Image:
+        """Input, tipping point, convincing counterfactual and heatmap; a column per target.
+
+        Args:
+            index: which image; by default all of them, one sheet below the other.
+        """
+        rows = range(len(self.x)) if index is None else [index]
+        return pictures.below_each_other([pictures.draw(self._sheet(row)) for row in rows])
+
+    def _sheet(self, row: int) -> pictures.Sheet:
+        source = int(self.p[row])
+        name = self.class_names[source]
+        caution = "Caution: this picture is unlike those the model was trained on."
+        return pictures.Sheet(
+            title=f"Why is this {name}, and not …?",
+            caution=caution if self.typical is not None and not bool(self.typical[row]) else "",
+            rows=(
+                ("input", f"{name}  {pictures.percent(float(self.posterior[row, source]))}"),
+                ("tipping point", f"{name} and the\nother tie"),
+                ("convincing", "read as\nthe other"),
+                ("heatmap", "red: light added\nblue: taken away"),
+            ),
+            columns=tuple(self._column(row, column) for column in range(self.q.shape[1])),
+        )
+
+    def _column(self, row: int, column: int) -> tuple[pictures.Cell, ...]:
+        p, q = int(self.p[row]), int(self.q[row, column])
+        # One scale for all targets, so that the maps can be compared.
+        limit = float(self.heatmap[row].mean(1).abs().max())
+        alphas = f"α₀ {self.alpha_0[row, column]:.2f}  α₁ {self.alpha_1[row, column]:.2f}"
+        tipping, convincing = self.tipping_certificate, self.convincing_certificate
+        return (
+            pictures.Cell(
+                pictures.image_array(to_uint8(self.x[row])), f"not {self.class_names[q]}?"
+            ),
+            pictures.Cell(
+                pictures.image_array(self.stored_tipping_point[row, column]),
+                *self._caption(tipping, row, column, {p, q}),
+            ),
+            pictures.Cell(
+                pictures.image_array(self.stored_convincing[row, column]),
+                *self._caption(convincing, row, column, {q}),
+            ),
+            pictures.Cell(pictures.heatmap_array(self.heatmap[row, column], limit), alphas),
+        )
+
+    def _caption(
+        self, certificate: Certificate, row: int, column: int, intended: set[int]
+    ) -> tuple[str, bool]:
+        """What the classifier says of it, and whether that was not intended."""
+        winner = int(certificate.winner[row, column])
+        share = pictures.percent(float(certificate.verdict[row, column, winner]))
+        return f"{self.class_names[winner]}  {share}", winner not in intended
+
+    def _repr_png_(self) -> bytes:
+        return pictures.png_bytes(self.picture())

@@ -1,0 +1,298 @@
+"""The command line as people use it: what it writes, prints, and says when something is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from ecinn import cli
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import EcinnError
+
+THREE = 18  # the first three among the test images
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """In this process: exit code, stdout, stderr."""
+    import contextlib
+    import io
+
+    from rich.console import Console
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before = sys.argv, cli.out, cli.err
+    sys.argv = ["ecinn", *map(str, arguments)]
+    cli.out = Console(file=stdout, highlight=False, width=200)
+    cli.err = Console(file=stderr, highlight=False, width=200)
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        sys.argv, cli.out, cli.err = before
+    return code, stdout.getvalue(), stderr.getvalue()
+
+
+def fails(*arguments: object, code: int = 2) -> str:
+    """Runs what must fail; returns its one line."""
+    actual, stdout, stderr = run(*arguments)
+    assert actual == code, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    path = tmp_path / "three.png"
+    Image.fromarray(load_mnist("test").images[THREE][0].numpy()).save(path)
+    return path
+
+
+def test_models_lists_what_ships() -> None:
+    code, stdout, _ = run("models")
+    assert code == 0
+    assert "mnist" in stdout
+    code, stdout, _ = run("models", "--json")
+    row = next(row for row in json.loads(stdout) if row["name"] == "mnist")
+    assert row["classes"] == list("0123456789")
+    assert 0 < row["metrics"]["error"] < 0.01
+
+
+def test_explain_writes_a_picture_and_the_raw_counterfactuals(three: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, stdout, stderr = run("explain", three, "--target", "all", "--out", out)
+    assert code == 0, stderr
+    assert f"{out / 'three-explanation.png'}" in stdout
+    files = {path.name for path in out.iterdir()}
+    expected = {
+        f"three-to-{digit}-{kind}.png"
+        for digit in "012456789"
+        for kind in ("tipping-point", "convincing")
+    }
+    assert files == expected | {"three-explanation.png"}
+    with Image.open(out / "three-to-8-convincing.png") as raw:
+        assert (raw.size, raw.mode) == ((28, 28), "L")
+    with Image.open(out / "three-explanation.png") as picture:
+        assert picture.width > 1000
+
+
+def test_json_is_all_of_stdout_and_agrees_with_the_files(
+    three: Path, tmp_path: Path, mnist
+) -> None:
+    code, stdout, _ = run("explain", three, "--target", "8", "--out", tmp_path / "o", "--json")
+    assert code == 0
+    report = json.loads(stdout)["explanations"][0]
+    assert report["predicted"] == "3"
+    assert report["passes"] == 3
+    assert report["typical"] is True
+    assert report["round_trip_error"] < 1e-4
+    convincing = report["targets"][0]["convincing"]
+    assert convincing["winner"] == "8"
+    assert convincing["reached"] is True
+    with Image.open(convincing["file"]) as raw:
+        posterior = mnist.predict(raw)[0]
+    assert posterior[8].item() == pytest.approx(convincing["stored_posterior"]["8"], abs=1e-4)
+    assert sum(convincing["posterior"].values()) == pytest.approx(1, abs=1e-4)
+    tipping = report["targets"][0]["tipping_point"]["posterior"]
+    assert tipping["3"] == pytest.approx(tipping["8"], abs=1e-3)
+
+
+def test_samples_of_the_test_set(tmp_path: Path) -> None:
+    code, stdout, _ = run(
+        "explain", "--sample", THREE, "--sample", 0, "--target", 1, "--out", tmp_path, "--json",
+        "--no-verify",
+    )  # fmt: skip
+    assert code == 0
+    first, second = json.loads(stdout)["explanations"]
+    assert (first["input"], first["predicted"], first["notes"]) == ("sample-18", "3", ["label 3"])
+    assert second["predicted"] == "7"
+    assert first["passes"] == 2
+    assert first["targets"][0]["convincing"]["stored_posterior"] is None
+
+
+def test_a_photographed_digit_is_read_and_the_inversion_is_said(tmp_path: Path) -> None:
+    page = Image.new("RGB", (500, 700), (243, 240, 232))
+    ImageDraw.Draw(page).line([(250, 120), (240, 600)], fill=(30, 30, 80), width=40)
+    page.save(tmp_path / "one.jpg")
+    code, stdout, _ = run("explain", tmp_path / "one.jpg", "--target", 7, "--out", tmp_path / "o")
+    assert code == 0
+    assert "one: 1" in stdout
+    assert "inverted" in stdout
+
+
+def test_a_picture_unlike_the_training_data_is_called_so(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    code, stdout, _ = run("explain", tmp_path / "noise.png", "--out", tmp_path / "o", "--json")
+    assert code == 0
+    assert json.loads(stdout)["explanations"][0]["typical"] is False
+    code, stdout, _ = run("explain", tmp_path / "noise.png", "--out", tmp_path / "o")
+    assert "unlike the training images" in stdout
+
+
+def test_two_files_of_the_same_name_do_not_overwrite_each_other(three: Path, tmp_path) -> None:
+    other = tmp_path / "other" / "three.png"
+    other.parent.mkdir()
+    other.write_bytes(three.read_bytes())
+    run("explain", three, other, "--target", 8, "--out", tmp_path / "o", "--no-verify")
+    names = {path.name for path in (tmp_path / "o").glob("*-explanation.png")}
+    assert names == {"three-explanation.png", "three-2-explanation.png"}
+
+
+def test_bad_images(three: Path, tmp_path: Path) -> None:
+    assert "no such file" in fails("explain", tmp_path / "gone.png")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "not an image" in fails("explain", tmp_path / "notes.txt")
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(three.read_bytes()[:150])
+    assert "damaged" in fails("explain", cut)
+    (tmp_path / "empty.png").touch()
+    assert "empty.png" in fails("explain", tmp_path / "empty.png")
+    assert "--sample" in fails("explain")
+    assert "0 to 9999" in fails("explain", "--sample", 10000)
+
+
+def test_bad_targets_write_nothing(three: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "already predicted as 3" in fails("explain", three, "--target", 3, "--out", out)
+    assert "out of range" in fails("explain", three, "--target", 10, "--out", out)
+    assert "out of range" in fails("explain", three, "--target", "-1", "--out", out)
+    assert "no class is called" in fails("explain", three, "--target", "cat", "--out", out)
+    assert list(out.iterdir()) == []
+
+
+def test_bad_models(three: Path, tmp_path: Path) -> None:
+    assert "mnist" in fails("explain", three, "--model", "resnet")
+    (tmp_path / "bad.safetensors").write_bytes(b"junk")
+    assert "damaged" in fails("explain", three, "--model", tmp_path / "bad.safetensors")
+    assert "mnist" in fails("evaluate", "resnet")
+    assert "mnist" in fails("train", "resnet", "--out", tmp_path)
+
+
+def test_output_that_cannot_be_written(three: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = fails("explain", three, "--target", 8, "--out", tmp_path / "file" / "sub")
+    assert "cannot write to the folder" in message
+    assert "cannot write" in fails("train", "mnist", "--out", tmp_path / "file" / "sub")
+
+
+def test_no_gpu_is_said(three: Path) -> None:
+    if not torch.cuda.is_available():
+        assert "no usable GPU" in fails("explain", three, "--device", "cuda")
+    assert "--device" in fails("explain", three, "--device", "abacus")
+
+
+def test_disk_full_is_one_line_and_leaves_no_partial_file(three: Path, tmp_path: Path) -> None:
+    """A real failed write: the process may not write files of more than 700 bytes."""
+    out = tmp_path / "out"
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700));"
+        "from ecinn.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "explain", three, "--target", "8", "--out", out],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "300"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.fullmatch(r"error: cannot write .*free some space.*\n", done.stderr)
+    for path in out.iterdir():
+        with Image.open(path) as whole:
+            whole.load()
+    assert not list(out.glob(".*"))
+
+
+def test_what_fails_inside_is_one_line_too(three: Path, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("not enough\nmemory")
+
+    monkeypatch.setattr(cli, "load", broken)
+    assert "not enough memory" in fails("explain", three, code=1)
+    monkeypatch.setenv("ECINN_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run("explain", three)
+
+
+def test_interrupt_is_no_traceback(three: Path, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", interrupted)
+    code, _, stderr = run("explain", three)
+    assert code == 130
+    assert "Traceback" not in stderr
+
+
+def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, three) -> None:
+    """The whole way through the command line, on a network small enough for a test."""
+    import dataclasses
+
+    from ecinn.experiments import MNIST
+    from ecinn.model.inn import Stage
+
+    small = dataclasses.replace(
+        MNIST,
+        architecture=dataclasses.replace(
+            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
+        ),
+        learning_rate=1e-2,
+    )
+    monkeypatch.setattr(cli, "find_experiment", lambda name: small)
+    test_set = load_mnist("test").first(200)
+    monkeypatch.setattr(cli, "_test_images", lambda experiment: test_set)
+    run_folder = tmp_path / "run"
+    code, stdout, stderr = run(
+        "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 1000,
+        "--batch-size", 32, "--device", "cpu", "--tensorboard",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "epoch 3/3" in stderr
+    assert "wrote" in stdout
+    record = json.loads((run_folder / "training.json").read_text())
+    assert record["settings"]["epochs"] == 3
+    assert len(record["curve"]) == 3
+    assert record["metrics"]["n"] == 200
+    assert list((run_folder / "tensorboard").iterdir())
+    assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
+    code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
+    assert code == 0, stderr
+
+
+def test_evaluate_prints_one_object(mnist) -> None:
+    code, stdout, _ = run("evaluate", "mnist", "--limit", 100, "--json")
+    assert code == 0
+    result = json.loads(stdout)
+    assert result["n"] == 100
+    for key in ("model", "error", "bits_per_dim", "bits_per_dim_paper", "reached_q"):
+        assert key in result
+    code, stdout, _ = run("evaluate", "mnist", "--limit", 100)
+    assert "bits per dim" in stdout
+    assert "--limit" in run("evaluate", "mnist", "--limit", 0)[2]
+
+
+def test_errors_carry_their_exit_code() -> None:
+    assert EcinnError.exit_code == 1
+
+
+def test_help_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ecinn", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    for command in ("models", "explain", "train", "evaluate"):
+        assert command in done.stdout

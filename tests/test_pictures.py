@@ -1,0 +1,38 @@
+"""Pictures: zero is white, the scale symmetric, colours survive."""
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ecinn.pictures import heatmap_array, image_array, png_bytes, to_image
+
+
+def test_zero_is_white_and_signs_mirror() -> None:
+    heatmap = torch.tensor([[[0.0, 0.5, -0.5, 1.0, -1.0]]])
+    colours = heatmap_array(heatmap)[0].astype(int)
+    assert colours[0].tolist() == [255, 255, 255]
+    red, blue = colours[1], colours[2]
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    # Half the value is half the way from white to full colour, for both signs.
+    np.testing.assert_allclose(255 - colours[1], (255 - colours[3]) / 2, atol=1)
+    np.testing.assert_allclose(255 - colours[2], (255 - colours[4]) / 2, atol=1)
+
+
+def test_limit_makes_maps_comparable_and_an_empty_map_is_white() -> None:
+    weak = heatmap_array(torch.full((1, 1, 1), 0.1), limit=1.0)
+    strong = heatmap_array(torch.full((1, 1, 1), 0.1))
+    assert weak.min() > strong.min()
+    assert heatmap_array(torch.zeros(1, 2, 2)).min() == 255
+
+
+def test_images_keep_their_values() -> None:
+    grey = torch.arange(6, dtype=torch.uint8).reshape(1, 2, 3)
+    picture = Image.open(io.BytesIO(png_bytes(to_image(image_array(grey)))))
+    assert picture.mode == "L"
+    assert np.array_equal(np.asarray(picture), grey[0].numpy())
+    colour = torch.arange(18, dtype=torch.uint8).reshape(3, 2, 3)
+    picture = Image.open(io.BytesIO(png_bytes(to_image(image_array(colour)))))
+    assert np.array_equal(np.asarray(picture), colour.permute(1, 2, 0).numpy())
