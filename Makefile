@@ -13,8 +13,8 @@ help:
 	@echo "make evaluate  measure the shipped models and write docs/results"
 
 demo: $(VENV)/.demo
-	@$(BIN)/ecinn explain --sample 18 --target all --model mnist --out demo
-	@echo "Open demo/sample-18-explanation.png"
+	@$(BIN)/ecinn explain --sample 200 --target all --model mnist --out demo
+	@echo "Open demo/sample-200-explanation.png"
 
 test: check
 	$(BIN)/python -m pytest -q -n 2

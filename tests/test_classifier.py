@@ -3,7 +3,7 @@
 import torch
 
 from conftest import randomise
-from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.classifier import PART_SIZE, GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage
 
 
@@ -61,3 +61,19 @@ def test_means_start_apart() -> None:
     mu = GenerativeClassifier(Architecture(1, 28, 28, 10, (Stage(1, 4),), 0)).mu.detach()
     distances = torch.pdist(mu)
     assert 5.0 < distances.min() <= distances.max() < 7.0
+
+
+def test_large_batches_pass_in_parts_with_the_same_result(small_classifier, uniform, monkeypatch):
+    x = uniform(5, 1, 8, 8)
+    z, log_det = small_classifier.encode_with_log_det(x)
+    seen: list[int] = []
+    small_classifier.inn.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    monkeypatch.setitem(PART_SIZE, "cpu", 2)
+    z_parts, log_det_parts = small_classifier.encode_with_log_det(x)
+    assert seen == [2, 2, 1]
+    torch.testing.assert_close(z_parts, z)
+    torch.testing.assert_close(log_det_parts, log_det)
+    torch.testing.assert_close(small_classifier.decode(z), x, atol=1e-5, rtol=1e-5)
+    small_classifier.train()
+    small_classifier.encode(x)
+    assert seen[3:] == [5]

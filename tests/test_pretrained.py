@@ -42,10 +42,11 @@ def test_shipped_metrics_are_those_of_the_results_page(mnist) -> None:
     import json
     from pathlib import Path
 
-    committed = Path(__file__).parent.parent / "docs" / "results" / "mnist.json"
-    assert json.loads(committed.read_text()) == pytest.approx(
-        dict(mnist.checkpoint.metrics), rel=0.02, abs=2e-3
-    )
+    path = Path(__file__).parent.parent / "docs" / "results" / "mnist.json"
+    committed = json.loads(path.read_text())
+    for name, value in mnist.checkpoint.metrics.items():
+        # A GPU measured the one, a CPU the other.
+        assert committed[name] == (value if name == "model" else pytest.approx(value, abs=2e-3))
 
 
 def test_counterfactuals_reach_their_target_on_the_stored_image(explanation) -> None:

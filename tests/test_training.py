@@ -68,7 +68,7 @@ def test_resumed_run_ends_at_the_same_weights(
     interrupted = tmp_path / "interrupted"
     with pytest.raises(InterruptError):
         train(
-            experiment, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0
+            experiment, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0
         )
     torch.rand(17)  # what the process did in between must not matter
     resumed = train(experiment, data, interrupted, device=CPU, resume=True)
@@ -105,7 +105,7 @@ def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
         training, "_schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
     )
     with pytest.raises(EcinnError, match="last good state") as error:
-        train(experiment, data, tmp_path, device=CPU, save_every=0)
+        train(experiment, data, tmp_path, device=CPU, save_every=0.0)
     assert error.value.exit_code == 1
     state = TrainingState.start(experiment, CPU)
     state.restore(tmp_path / STATE_FILE, experiment)

@@ -385,7 +385,7 @@ def _print_evaluation(metrics: Any) -> None:  # noqa: ANN401
     for name, value in metrics.items():
         share = name in ("error", "reached_q", "tipping_third_class", "typical")
         shown = f"{100 * value:.2f} %" if share else value
-        if name in ("bits_per_dim", "bits_per_dim_paper"):
+        if name.startswith("bits_per_dim"):
             shown = f"{value:.3f}"
         if name == "round_trip_error":
             shown = f"{value:.1e}"

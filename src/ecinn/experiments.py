@@ -55,16 +55,19 @@ MNIST = Experiment(
         # IB-INN's two resolutions; 24 + 24 couplings as in its MNIST network.
         stages=(Stage(couplings=24, width=32), Stage(couplings=24, width=64)),
         dense_width=1024,  # IB-INN
-        clamp=1.5,  # ours: IB-INN's 0.7 costs 0.2 bits/dim
+        clamp=1.2,  # ours: IB-INN's 0.7 costs bits/dim, 1.5 costs exactness of the inverse
         pixel_scale=2.0,  # IB-INN
+        pixel_margin=0.02,  # ours: four deviations of the noise
         norm="group",  # ours: one image's result does not depend on another's
     ),
     beta=1.4265,  # paper, Table 1
-    label_smoothing=0.01,  # IB-INN
+    # IB-INN has 0.01. More keeps every image about as far from the decision boundaries, so that
+    # α₁ carries more of them across; the means are then fitted with 0.01.
+    label_smoothing=0.03,
     noise=0.005,  # IB-INN: 0.01 after scaling pixels by 2
     # Ours: half of the digits are moved a little, half stay as they are.
     augmentation=Augmentation(shift=1.5, rotate=10.0, scale=0.1, shear=0.1, share=0.5),
-    epochs=90,
+    epochs=50,
     weight_decay=1e-2,
     digits=True,
 )

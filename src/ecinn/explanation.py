@@ -102,41 +102,42 @@ class Explanation:
             caution=caution if self.typical is not None and not bool(self.typical[row]) else "",
             rows=(
                 ("input", f"{name}  {pictures.percent(float(self.posterior[row, source]))}"),
-                ("tipping point", f"{name} and the\nother tie"),
-                ("convincing", "read as\nthe other"),
+                ("tipping point", f"{name} and the other\nare equally likely"),
+                ("convincing", "read as the other"),
                 ("heatmap", "red: light added\nblue: taken away"),
             ),
             columns=tuple(self._column(row, column) for column in range(self.q.shape[1])),
         )
 
     def _column(self, row: int, column: int) -> tuple[pictures.Cell, ...]:
-        p, q = int(self.p[row]), int(self.q[row, column])
+        name, q = self.class_names, int(self.q[row, column])
         # One scale for all targets, so that the maps can be compared.
         limit = float(self.heatmap[row].mean(1).abs().max())
-        alphas = f"α₀ {self.alpha_0[row, column]:.2f}  α₁ {self.alpha_1[row, column]:.2f}"
-        tipping, convincing = self.tipping_certificate, self.convincing_certificate
+        alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha_1[row, column]:.2f}"
+        winner = int(self.convincing_certificate.winner[row, column])
+        share = float(self.convincing_certificate.verdict[row, column, winner])
         return (
-            pictures.Cell(
-                pictures.image_array(to_uint8(self.x[row])), f"not {self.class_names[q]}?"
-            ),
+            pictures.Cell(pictures.image_array(to_uint8(self.x[row])), f"not {name[q]}?"),
             pictures.Cell(
                 pictures.image_array(self.stored_tipping_point[row, column]),
-                *self._caption(tipping, row, column, {p, q}),
+                *self._tie(row, column),
             ),
             pictures.Cell(
                 pictures.image_array(self.stored_convincing[row, column]),
-                *self._caption(convincing, row, column, {q}),
+                f"{name[winner]}  {pictures.percent(share)}",
+                winner != q,
             ),
             pictures.Cell(pictures.heatmap_array(self.heatmap[row, column], limit), alphas),
         )
 
-    def _caption(
-        self, certificate: Certificate, row: int, column: int, intended: set[int]
-    ) -> tuple[str, bool]:
-        """What the classifier says of it, and whether that was not intended."""
-        winner = int(certificate.winner[row, column])
-        share = pictures.percent(float(certificate.verdict[row, column, winner]))
-        return f"{self.class_names[winner]}  {share}", winner not in intended
+    def _tie(self, row: int, column: int) -> tuple[str, bool]:
+        """Both probabilities at the tipping point, or the third class that wins there."""
+        verdict = self.tipping_certificate.verdict[row, column]
+        third = int(self.third_class[row, column])
+        if third >= 0:
+            return f"here {self.class_names[third]} wins", True
+        pair = (int(self.p[row]), int(self.q[row, column]))
+        return "  ".join(f"{self.class_names[y]}: {100 * verdict[y]:.0f} %" for y in pair), False
 
     def _repr_png_(self) -> bytes:
         return pictures.png_bytes(self.picture())
