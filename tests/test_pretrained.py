@@ -128,15 +128,24 @@ def test_targets_by_name(mnist, digits) -> None:
         mnist.explain(image, "eleven")
 
 
-def test_samples_are_read_as_their_class(mnist) -> None:
+def test_samples_are_read_as_their_class_and_differ(mnist) -> None:
     labels = torch.arange(10).repeat(5)
-    samples = mnist.sample(labels, temperature=0.5, seed=1)
+    samples = mnist.sample(labels, seed=1)
     assert samples.dtype == torch.uint8
-    assert (mnist.predict(samples).argmax(1) == labels).float().mean() > 0.9
-    assert torch.equal(samples, mnist.sample(labels, temperature=0.5, seed=1))
-    assert not torch.equal(samples, mnist.sample(labels, temperature=0.5, seed=2))
+    assert (mnist.predict(samples).argmax(1) == labels).float().mean() >= 0.96
+    assert len({sample.numpy().tobytes() for sample in samples}) == 50
+    assert torch.equal(samples, mnist.sample(labels, seed=1))
+    assert not torch.equal(samples, mnist.sample(labels, seed=2))
+    still = mnist.sample([3, 3], temperature=0.0)
+    assert torch.equal(still[0], still[1])
+
+
+@pytest.mark.parametrize("labels", [[10], [-1], [[1]], [0.5]])
+def test_samples_of_no_class_are_refused(mnist, labels) -> None:
     with pytest.raises(InputError, match="0 to 9"):
-        mnist.sample([10])
+        mnist.sample(torch.tensor(labels))
+    with pytest.raises(InputError, match="temperature"):
+        mnist.sample([1], temperature=-1.0)
 
 
 def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
