@@ -33,6 +33,7 @@ def _inn(channels: int, height: int, width: int, **changes: object) -> b.Bijecti
 
 LAYERS: dict[str, tuple[Callable[[], b.Bijection], Shape]] = {
     "pixel scale": (lambda: b.PixelScale(2.5), (2, 3, 4)),
+    "pixel logit": (lambda: b.PixelLogit(2.0, 0.02), (2, 3, 4)),
     "squeeze": (b.Squeeze, (3, 4, 6)),
     "haar, one channel": (lambda: b.Haar(1), (1, 4, 6)),
     "haar, three channels": (lambda: b.Haar(3), (3, 4, 2)),
@@ -67,6 +68,7 @@ LAYERS: dict[str, tuple[Callable[[], b.Bijection], Shape]] = {
     "chain": (lambda: b.Chain([b.Squeeze(), b.ChannelMix(8, _rng()), b.Haar(8)]), (2, 4, 4)),
     "whole network": (lambda: _inn(1, 8, 12), (1, 8, 12)),
     "whole network, colour, haar": (lambda: _inn(3, 4, 8, downsampling="haar"), (3, 4, 8)),
+    "whole network, logit": (lambda: _inn(1, 4, 8, pixel_margin=0.05), (1, 4, 8)),
     "whole network, squeeze": (lambda: _inn(2, 8, 4, downsampling="squeeze"), (2, 8, 4)),
 }
 
@@ -198,3 +200,12 @@ def test_the_seed_alone_fixes_the_network_and_leaves_the_global_generator_alone(
     assert torch.equal(torch.rand(3), expected)
     for a, c in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(a, c)
+
+
+def test_logit_pixels_have_the_slope_asked_for_and_bound_what_is_decoded() -> None:
+    layer = b.PixelLogit(scale=2.0, margin=0.02)
+    near_grey = torch.tensor([0.5, 0.501], dtype=torch.float64).reshape(2, 1, 1, 1)
+    y, _ = layer(near_grey)
+    assert float((y[1] - y[0]) / 0.001) == pytest.approx(2.0, rel=0.05)
+    wild = layer.inverse(torch.tensor([-1e3, 1e3]).reshape(2, 1, 1, 1)).flatten()
+    assert wild.tolist() == pytest.approx([-0.02 / 0.96, 1 + 0.02 / 0.96])

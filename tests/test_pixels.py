@@ -11,6 +11,10 @@ def test_every_value_survives_both_ways() -> None:
     assert torch.equal(to_uint8(to_pixels(ALL)), ALL)
 
 
+def test_a_pixel_is_the_middle_of_its_bin() -> None:
+    torch.testing.assert_close(to_pixels(ALL), torch.linspace(0.5, 255.5, 256) / 256)
+
+
 def test_dequantised_values_stay_in_their_bin_and_fill_it(generator: torch.Generator) -> None:
     many = ALL.repeat(200, 1)
     pixels = dequantise(many, generator)
