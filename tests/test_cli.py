@@ -228,14 +228,18 @@ def test_what_fails_inside_is_one_line_too(three: Path, monkeypatch) -> None:
         run("explain", three)
 
 
-def test_interrupt_is_no_traceback(three: Path, monkeypatch) -> None:
-    def interrupted(*_: object) -> None:
+def test_interrupt_is_no_traceback_and_says_how_to_go_on(three, tmp_path, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "load", interrupted)
     code, _, stderr = run("explain", three)
     assert code == 130
     assert "Traceback" not in stderr
+    monkeypatch.setattr(cli.training, "train", interrupted)
+    assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
+    (tmp_path / "state.safetensors").touch()
+    assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
 
 
 def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, three) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from ecinn import training
 from ecinn.checkpoints import SHIPPED, load_checkpoint, save_checkpoint, shipped_models
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.evaluation import evaluate as evaluate_model
 from ecinn.experiments import EXPERIMENTS, Experiment, find_experiment
 from ecinn.explain import Targets
@@ -49,8 +49,6 @@ def main() -> None:
         app()
     except EcinnError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except Exception as error:  # the last resort: no traceback for people who did not ask
         if os.environ.get("ECINN_DEBUG"):
             raise
@@ -285,10 +283,18 @@ def train(
     chosen = torch.device(_device(device))
     data = settings.load("train").first(limit)
     output_folder(out_dir)
-    with _training_progress(out_dir, tensorboard=tensorboard) as observe:
-        checkpoint = training.train(
-            settings, data, out_dir, device=chosen, resume=resume, observe=observe
-        )
+    try:
+        with _training_progress(out_dir, tensorboard=tensorboard) as observe:
+            checkpoint = training.train(
+                settings, data, out_dir, device=chosen, resume=resume, observe=observe
+            )
+    except KeyboardInterrupt:
+        saved = (out_dir / training.STATE_FILE).exists()
+        raise InterruptedRunError(
+            "interrupted; go on with the same command and --resume"
+            if saved
+            else "interrupted before anything was saved; start again"
+        ) from None
     result = evaluate_model(Model(checkpoint, chosen), _test_images(settings))
     checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
     checkpoint.classifier.cpu()

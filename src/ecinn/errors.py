@@ -11,3 +11,9 @@ class InputError(EcinnError, ValueError):
     """What was given cannot be used; the message says what to give instead."""
 
     exit_code = 2
+
+
+class InterruptedRunError(EcinnError):
+    """A person stopped it; the message says how to go on."""
+
+    exit_code = 130
