@@ -13,8 +13,9 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
 from ecinn.experiments import MNIST, Experiment, find_experiment
+from ecinn.finishing import refit_means
 from ecinn.model.inn import Architecture, Stage
-from ecinn.training import STATE_FILE, Progress, TrainingState, refit_means, train
+from ecinn.training import STATE_FILE, Progress, TrainingState, train
 
 CPU = torch.device("cpu")
 

@@ -17,19 +17,17 @@ from ecinn.checkpoints import (
     Checkpoint,
     read_tensors,
     save_checkpoint,
-    stored_precision,
     write_tensors,
 )
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.experiments import Experiment
-from ecinn.explain import class_means
 from ecinn.files import output_folder
+from ecinn.finishing import finish
 from ecinn.model.bijections import Chain, Coupling
 from ecinn.model.classifier import GenerativeClassifier
-from ecinn.pixels import dequantise, to_pixels
-from ecinn.precision import exact_convolutions
+from ecinn.pixels import dequantise
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
@@ -147,7 +145,13 @@ def train(
         if resume and state_file.exists():
             state.restore(state_file, experiment)
         _run(experiment, data, state, state_file, device, observe, save_every)
-    checkpoint = finish(experiment, data, state, device)
+    checkpoint = finish(
+        experiment,
+        data,
+        state.average.state_dict(),
+        device,
+        _record(experiment, data, state, device),
+    )
     save_checkpoint(checkpoint, folder / MODEL_FILE)
     return checkpoint
 
@@ -337,75 +341,20 @@ def batch_loss(
     return loss, figures
 
 
-@torch.no_grad()
-def finish(
+def _record(
     experiment: Experiment, data: Dataset, state: TrainingState, device: torch.device
-) -> Checkpoint:
-    """Measure what explanations need on the clean training images: μ, μ̄ and typical log p(x)."""
-    # On weights as they will be stored, so that what is measured is what is loaded.
-    classifier = GenerativeClassifier(experiment.architecture).to(device).eval()
-    classifier.load_state_dict(stored_precision(state.average.state_dict()))
-    with exact_convolutions():
-        encoded = [
-            classifier.encode_with_log_det(to_pixels(images.to(device)))
-            for images in data.images.split(500)
-        ]
-    z = torch.cat([z for z, _ in encoded])
-    log_det = torch.cat([log_det for _, log_det in encoded])
-    classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, experiment))
-    log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
-    low, high = log_p.double().quantile(log_p.new_tensor([0.001, 0.999]).double()).tolist()
-    mu_bar = class_means(z.split(500), classifier.mu)
+) -> dict[str, object]:
+    """How the model was made, to be kept inside its checkpoint."""
     batch = min(experiment.batch_size, len(data))
     images = state.epoch * (len(data) // batch) * batch
-    return Checkpoint(
-        experiment=experiment,
-        classifier=classifier.requires_grad_(requires_grad=False).cpu(),
-        mu_bar=mu_bar.cpu(),
-        typical=(low, high),
-        class_names=data.class_names,
-        training={
-            "seconds": round(state.seconds, 1),
-            "images_per_second": round(images / max(state.seconds, 1e-9)),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "curve": [asdict(record) for record in state.curve],
-        },
-    )
-
-
-def refit_means(
-    z: Float[Tensor, "batch dim"],
-    labels: Int[Tensor, " batch"],
-    mu: Float[Tensor, "classes dim"],
-    experiment: Experiment,
-) -> Float[Tensor, "classes dim"]:
-    """The class means that minimise the training loss on these latents, the network held fixed.
-
-    The network learns from noisy images, but images to be explained are clean: their latents
-    lie closer together, and means fitted to them separate the classes better.
-    """
-    fitted = mu.detach().clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
-    no_jacobian = z.new_zeros(len(z))
-
-    @torch.enable_grad()
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        log_p = equations.log_marginal(equations.log_likelihood(z, no_jacobian, fitted))
-        value = equations.information_bottleneck_loss(
-            -log_p.mean() / z.shape[1],
-            equations.smoothed_cross_entropy(
-                equations.log_posterior(z, fitted), labels, experiment.means_label_smoothing
-            ),
-            experiment.beta,
-        )
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    return fitted.detach()
+    return {
+        "seconds": round(state.seconds, 1),
+        "images_per_second": round(images / max(state.seconds, 1e-9)),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "curve": [asdict(record) for record in state.curve],
+    }
 
 
 def _optimiser(
