@@ -167,7 +167,9 @@ def test_bad_images(three: Path, tmp_path: Path) -> None:
 
 def test_bad_targets_write_nothing(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "already predicted as 3" in fails("explain", three, "--target", 3, "--out", out)
+    assert "three is already predicted as 3" in fails(
+        "explain", three, "--target", 3, "--out", out
+    )
     assert "out of range" in fails("explain", three, "--target", 10, "--out", out)
     assert "out of range" in fails("explain", three, "--target", "-1", "--out", out)
     assert "no class is called" in fails("explain", three, "--target", "cat", "--out", out)

@@ -126,10 +126,12 @@ def explain(
     targets = _parse_target(target, explainer)
     folder = output_folder(out_dir)
     # All are explained before anything is written: a target that fails leaves no files.
-    explained = [
-        (name, notes, explainer.explain(pixels, targets, verify=verify))
-        for name, pixels, notes in inputs
-    ]
+    explained = []
+    for name, pixels, notes in inputs:
+        try:
+            explained.append((name, notes, explainer.explain(pixels, targets, verify=verify)))
+        except InputError as error:
+            raise InputError(str(error).replace("image 0 is", f"{name} is")) from None
     reports = [_write(folder, name, notes, result) for name, notes, result in explained]
     if json_output:
         _print_json({"model": model, "explanations": reports})
