@@ -147,9 +147,12 @@ def test_two_files_of_the_same_name_do_not_overwrite_each_other(three: Path, tmp
     other = tmp_path / "other" / "three.png"
     other.parent.mkdir()
     other.write_bytes(three.read_bytes())
-    run("explain", three, other, "--target", 8, "--out", tmp_path / "o", "--no-verify")
+    third = tmp_path / "sample-0.png"
+    third.write_bytes(three.read_bytes())
+    run("explain", three, other, third, "--sample", 0, "--target", 8, "--out", tmp_path / "o")
     names = {path.name for path in (tmp_path / "o").glob("*-explanation.png")}
-    assert names == {"three-explanation.png", "three-2-explanation.png"}
+    stems = ("three", "three-2", "sample-0", "sample-0-2")
+    assert names == {f"{stem}-explanation.png" for stem in stems}
 
 
 def test_bad_images(three: Path, tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_bad_images(three: Path, tmp_path: Path) -> None:
 
 def test_bad_targets_write_nothing(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "three is already predicted as 3" in fails(
+    assert "three: the image is already predicted as 3" in fails(
         "explain", three, "--target", 3, "--out", out
     )
     assert "out of range" in fails("explain", three, "--target", 10, "--out", out)

@@ -23,11 +23,10 @@ from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.evaluation import evaluate as evaluate_model
 from ecinn.experiments import EXPERIMENTS, Experiment, find_experiment
 from ecinn.explain import Targets
-from ecinn.explanation import Certificate, Explanation
 from ecinn.files import atomic_write, output_folder
-from ecinn.pictures import image_array, png_bytes, to_image
 from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model, load
+from ecinn.reports import write_report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -131,8 +130,8 @@ def explain(
         try:
             explained.append((name, notes, explainer.explain(pixels, targets, verify=verify)))
         except InputError as error:
-            raise InputError(str(error).replace("image 0 is", f"{name} is")) from None
-    reports = [_write(folder, name, notes, result) for name, notes, result in explained]
+            raise InputError(f"{name}: {error}") from None
+    reports = [write_report(folder, name, notes, result) for name, notes, result in explained]
     if json_output:
         _print_json({"model": model, "explanations": reports})
         return
@@ -157,7 +156,9 @@ def _inputs(
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")
             label = data.class_names[int(data.labels[index])]
-            yield f"sample-{index}", to_pixels(data.images[index][None]), [f"label {label}"]
+            name = next(n for n in _numbered(f"sample-{index}") if n not in taken)
+            taken.add(name)
+            yield name, to_pixels(data.images[index][None]), [f"label {label}"]
 
 
 def _numbered(stem: str) -> Iterator[str]:
@@ -175,64 +176,6 @@ def _parse_target(target: str, model: Model) -> Targets:
     if re.fullmatch(r"[+-]?\d{1,9}", target):
         return int(target)
     return model.targets(target)
-
-
-def _write(folder: Path, name: str, notes: list[str], e: Explanation) -> dict[str, Any]:
-    """All files of one image; returns what was written and measured."""
-    picture = folder / f"{name}-explanation.png"
-    targets = []
-    for column, q in enumerate(e.q[0].tolist()):
-        label = re.sub(r"[^\w-]+", "_", e.class_names[q])
-        files = {}
-        kinds = [("tipping_point", e.stored_tipping_point), ("convincing", e.stored_convincing)]
-        for kind, stored in kinds:
-            path = folder / f"{name}-to-{label}-{kind.replace('_', '-')}.png"
-            atomic_write(path, png_bytes(to_image(image_array(stored[0, column]))))
-            files[kind] = str(path)
-        targets.append(
-            {
-                "target": e.class_names[q],
-                "alpha_0": float(e.alpha_0[0, column]),
-                "alpha_1": float(e.alpha_1[0, column]),
-                "third_class": _name_or_none(e, int(e.third_class[0, column])),
-                "tipping_point": _certificate(e, e.tipping_certificate, column)
-                | {"file": files["tipping_point"]},
-                "convincing": _certificate(e, e.convincing_certificate, column)
-                | {"file": files["convincing"]},
-            }
-        )
-    atomic_write(picture, png_bytes(e.picture()))
-    return {
-        "input": name,
-        "notes": notes,
-        "predicted": e.class_names[int(e.p[0])],
-        "posterior": _posterior(e, e.posterior[0]),
-        "log_p": float(e.log_p[0]),
-        "typical": None if e.typical is None else bool(e.typical[0]),
-        "round_trip_error": float(e.round_trip_error[0]),
-        "passes": e.passes,
-        "picture": str(picture),
-        "targets": targets,
-    }
-
-
-def _certificate(e: Explanation, certificate: Certificate, column: int) -> dict[str, Any]:
-    stored = certificate.stored_posterior
-    return {
-        "posterior": _posterior(e, certificate.posterior[0, column]),
-        "stored_posterior": None if stored is None else _posterior(e, stored[0, column]),
-        "winner": e.class_names[int(certificate.winner[0, column])],
-        "reached": bool(certificate.reached[0, column]),
-        "clamped": float(certificate.clamped[0, column]),
-    }
-
-
-def _posterior(e: Explanation, values: torch.Tensor) -> dict[str, float]:
-    return dict(zip(e.class_names, values.tolist(), strict=True))
-
-
-def _name_or_none(e: Explanation, label: int) -> str | None:
-    return None if label < 0 else e.class_names[label]
 
 
 def _describe(report: dict[str, Any], model: Model) -> None:

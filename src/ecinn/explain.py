@@ -75,8 +75,9 @@ def resolve_targets(
     same = (q == p[:, None]).any(1)
     if bool(same.any()):
         index = int(same.nonzero()[0])
+        which = f"image {index}" if len(p) > 1 else "the image"
         raise InputError(
-            f"image {index} is already predicted as {names[int(p[index])]}: "
+            f"{which} is already predicted as {names[int(p[index])]}: "
             "choose another target, or 'all' for every other class"
         )
     return q.long()

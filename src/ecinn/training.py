@@ -5,7 +5,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -13,12 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.checkpoints import (
-    Checkpoint,
-    read_tensors,
-    save_checkpoint,
-    write_tensors,
-)
+from ecinn.checkpoints import Checkpoint, save_checkpoint
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
@@ -28,6 +23,7 @@ from ecinn.finishing import finish
 from ecinn.model.bijections import Chain, Coupling
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.pixels import dequantise
+from ecinn.training_state import EpochRecord, TrainingState
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
@@ -48,77 +44,6 @@ class Progress:
     error: float
     images_per_second: float
     seconds_left: float
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """One point of the training curve, measured on the noisy, augmented training images."""
-
-    epoch: int
-    loss: float
-    bits_per_dim: float
-    error: float
-    seconds: float
-
-
-@dataclass
-class TrainingState:
-    """All that changes while training: to save it is to be able to go on."""
-
-    classifier: GenerativeClassifier
-    average: GenerativeClassifier
-    optimiser: torch.optim.AdamW
-    epoch: int = 0
-    seconds: float = 0.0
-    curve: list[EpochRecord] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, experiment: Experiment, device: torch.device) -> "TrainingState":
-        """The untrained state, which the experiment alone determines."""
-        classifier = GenerativeClassifier(experiment.architecture).to(device)
-        average = (
-            GenerativeClassifier(experiment.architecture)
-            .to(device)
-            .requires_grad_(requires_grad=False)
-        )
-        return cls(classifier, average.eval(), _optimiser(classifier, experiment, device))
-
-    def save(self, path: Path, experiment: Experiment) -> None:
-        """Write everything to one safetensors file."""
-        tensors = {f"classifier.{k}": v for k, v in self.classifier.state_dict().items()}
-        tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
-        for name, parameter in self.classifier.named_parameters():
-            for key, value in self.optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser.{key}.{name}"] = value
-        curve = [asdict(record) for record in self.curve]
-        about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
-        write_tensors(path, tensors, about | {"experiment": asdict(experiment)})
-
-    def restore(self, path: Path, experiment: Experiment) -> None:
-        """Take up what `save` wrote; the experiment must be the same but for its epochs."""
-        tensors, about = read_tensors(path)
-        if about["experiment"] | {"epochs": 0} != _as_json(experiment) | {"epochs": 0}:
-            raise InputError(
-                f"{path} belongs to other settings than {experiment.name!r} has now: "
-                "train into a new folder"
-            )
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-
-        self.classifier.load_state_dict(part("classifier."))
-        self.average.load_state_dict(part("average."))
-        for name, parameter in self.classifier.named_parameters():
-            self.optimiser.state[parameter] = {
-                key: tensors[f"optimiser.{key}.{name}"].to(parameter.device)
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-        self.epoch, self.seconds = about["epoch"], about["seconds"]
-        self.curve = [EpochRecord(**record) for record in about["curve"]]
 
 
 def train(
@@ -357,21 +282,6 @@ def _record(
     }
 
 
-def _optimiser(
-    classifier: GenerativeClassifier, experiment: Experiment, device: torch.device
-) -> torch.optim.AdamW:
-    """Weight decay for weight matrices and kernels alone, not for means, scales and shifts."""
-    decayed = [p for n, p in classifier.named_parameters() if p.ndim > 1 and n != "mu"]
-    free = [p for n, p in classifier.named_parameters() if p.ndim == 1 or n == "mu"]
-    groups = [
-        {"params": decayed, "weight_decay": experiment.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
-    for group in groups:
-        group["lr"] = torch.tensor(experiment.learning_rate, device=device)
-    return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
-
-
 def _schedule(done: float, warm_up: float) -> float:
     """Linear from 0 to 1 over the warm-up, then half a cosine down to 0."""
     if done < warm_up:
@@ -404,11 +314,3 @@ def _stop_if_broken(loss: float, state_file: Path) -> None:
         f"training broke: the loss became {loss:.3g}; {kept}. "
         "Lower the learning rate or the clamp, or raise the weight decay"
     )
-
-
-def _as_json(experiment: Experiment) -> dict[str, object]:
-    """The settings as JSON gives them back: lists for tuples."""
-    import json
-
-    loaded: dict[str, object] = json.loads(json.dumps(asdict(experiment)))
-    return loaded
