@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from ecinn import cli
+from ecinn import cli, training
+from ecinn.cli import app
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError
 
@@ -24,13 +25,10 @@ def run(*arguments: object) -> tuple[int, str, str]:
     import contextlib
     import io
 
-    from rich.console import Console
-
     stdout, stderr = io.StringIO(), io.StringIO()
-    before = sys.argv, cli.out, cli.err
+    before = sys.argv
     sys.argv = ["ecinn", *map(str, arguments)]
-    cli.out = Console(file=stdout, highlight=False, width=200)
-    cli.err = Console(file=stderr, highlight=False, width=200)
+    app.out.width = app.err.width = 200
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             cli.main()
@@ -38,7 +36,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     except SystemExit as stop:
         code = int(stop.code or 0)
     finally:
-        sys.argv, cli.out, cli.err = before
+        sys.argv = before
     return code, stdout.getvalue(), stderr.getvalue()
 
 
@@ -237,11 +235,11 @@ def test_interrupt_is_no_traceback_and_says_how_to_go_on(three, tmp_path, monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load", interrupted)
+    monkeypatch.setattr(cli.explain, "load", interrupted)
     code, _, stderr = run("explain", three)
     assert code == 130
     assert "Traceback" not in stderr
-    monkeypatch.setattr(cli.training, "train", interrupted)
+    monkeypatch.setattr(training, "train", interrupted)
     assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
     (tmp_path / "state.safetensors").touch()
     assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
@@ -261,7 +259,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
         ),
         learning_rate=1e-2,
     )
-    monkeypatch.setattr(cli, "find_experiment", lambda name: small)
+    monkeypatch.setattr(cli.train, "find_experiment", lambda name: small)
     test_set = load_mnist("test").first(200)
     monkeypatch.setattr(cli, "_test_images", lambda experiment: test_set)
     run_folder = tmp_path / "run"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ecinn import training
+from ecinn import optimisation, training
 from ecinn.checkpoints import load_checkpoint
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
@@ -15,7 +15,9 @@ from ecinn.errors import EcinnError, InputError
 from ecinn.experiments import MNIST, Experiment, find_experiment
 from ecinn.finishing import refit_means
 from ecinn.model.inn import Architecture, Stage
-from ecinn.training import STATE_FILE, Progress, TrainingState, train
+from ecinn.training import Progress, TrainingState, train
+
+STATE_FILE = training.STATE_FILES[0]
 
 CPU = torch.device("cpu")
 
@@ -32,6 +34,7 @@ def experiment() -> Experiment:
         epochs=3,
         batch_size=32,
         learning_rate=5e-3,
+        refinement=None,
     )
 
 
@@ -89,9 +92,7 @@ def test_the_callers_random_numbers_are_left_alone(experiment, data, tmp_path) -
     expected = torch.rand(2)
     torch.manual_seed(3)
     experiment = dataclasses.replace(experiment, epochs=1)
-    state = TrainingState.start(experiment, CPU)
-    with training._own_randomness(CPU):
-        training._run(experiment, data, state, tmp_path / "s", CPU, lambda p: None, 1e9)
+    train(experiment, data, tmp_path, device=CPU)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -100,10 +101,10 @@ def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
     rate: float, experiment: Experiment, data: Dataset, tmp_path: Path, monkeypatch
 ) -> None:
     """The learning rate goes wild in the second epoch; the first one's state survives."""
-    original = training._schedule
+    original = optimisation.schedule
     steps = iter(range(10_000))
     monkeypatch.setattr(
-        training, "_schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
+        optimisation, "schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
     )
     with pytest.raises(EcinnError, match="last good state") as error:
         train(experiment, data, tmp_path, device=CPU, save_every=0.0)
@@ -131,7 +132,7 @@ def test_average_is_the_exponential_moving_average(experiment, data, tmp_path) -
     experiment = dataclasses.replace(experiment, epochs=1, averaging=0.8)
     state = TrainingState.start(experiment, CPU)
     expected = state.average.mu.clone()
-    step = training._OptimisationStep(experiment, data, state, CPU)
+    step = optimisation.OptimisationStep(experiment, data, state, CPU)
     order = step.begin_epoch(0)
     for number in range(20):
         step(order[number * 32 : (number + 1) * 32], number / 20, number)
@@ -142,7 +143,7 @@ def test_average_is_the_exponential_moving_average(experiment, data, tmp_path) -
 
 
 def test_schedule_rises_then_falls_to_zero() -> None:
-    values = [training._schedule(step / 100, 0.1) for step in range(101)]
+    values = [optimisation.schedule(step / 100, 0.1) for step in range(101)]
     assert values[0] == 0
     assert max(values) == pytest.approx(1)
     assert values.index(max(values)) == 10

@@ -4,8 +4,9 @@ from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.errors import EcinnError, InputError
 from ecinn.evaluation import Evaluation, evaluate
 from ecinn.experiments import EXPERIMENTS, Experiment
-from ecinn.explain import InvertibleClassifier, class_means, explain
+from ecinn.explain import class_means, explain
 from ecinn.explanation import Certificate, Explanation
+from ecinn.invertible_classifier import InvertibleClassifier
 from ecinn.pretrained import Model, load
 from ecinn.training import train
 

@@ -162,7 +162,8 @@ def _rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401
             raise ValueError(f"{value!r} is none of {arguments}")
         return value
     if origin in (typing.Union, types.UnionType):
-        return value
+        kind = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else _rebuild(kind, value)
     if annotation is float and isinstance(value, int):
         return float(value)
     if not isinstance(value, annotation):

@@ -1,11 +1,15 @@
 """The paper's equations, one pure function each."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+FARTHEST_ALPHA = 100.0
+"""Nobody goes that far: at α = 1 a class mean has become the other."""
 
 
 def log_likelihood(
@@ -66,6 +70,74 @@ def tipping_point_alpha(
 def convincing_alpha(alpha_0: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """Section 3.3: α₁ = 4/5 + α₀/2, the paper's heuristic."""
     return 0.8 + 0.5 * alpha_0
+
+
+def confident_alpha(
+    z: Float[Tensor, "*batch dim"],
+    delta: Float[Tensor, "*batch dim"],
+    mu: Float[Tensor, "classes dim"],
+    q: Int[Tensor, "*batch"],
+    confidence: Float[Tensor, "*batch"] | float,
+) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
+    """Ours: the α at which p(q|z + αΔ) is the asked confidence, and whether there is one.
+
+    Along the line the logits are linear in α, so log p(q) = a_q + αb_q − log Σ exp(a + αb) is
+    concave: it rises to one highest value and falls after it. Where even that is too low, the
+    answer is the α of the highest. All in latent space: no network is asked.
+    """
+    start = linear_logits(z, mu).double()
+    slope = (delta @ mu.T).double()
+    own = q[..., None]
+    # Log-odds of every class against q; what is sought makes their sum of exponentials 1/c − 1.
+    start, slope = start - start.gather(-1, own), slope - slope.gather(-1, own)
+    asked = torch.as_tensor(confidence, dtype=start.dtype, device=start.device).expand(q.shape)
+    if len(mu) == 2:
+        other = (1 - q)[..., None]
+        rate = slope.gather(-1, other).squeeze(-1)
+        alpha = (-torch.logit(asked) - start.gather(-1, other).squeeze(-1)) / rate
+        # A slope upwards leads away from q: nothing on the way there is surer than the start.
+        reachable = rate < 0
+        return torch.where(reachable, alpha, 0.0).to(z.dtype), reachable
+
+    def log_posterior_of_q(alpha: Tensor) -> Tensor:
+        return -(start + alpha[..., None] * slope).logsumexp(-1)
+
+    def still_rises(alpha: Tensor) -> Tensor:
+        return ((start + alpha[..., None] * slope).softmax(-1) * slope).sum(-1) < 0
+
+    low, high = -torch.full_like(asked, FARTHEST_ALPHA), torch.full_like(asked, FARTHEST_ALPHA)
+    highest = _bisect(still_rises, low, high)
+    alpha = _bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
+    reachable = log_posterior_of_q(highest) >= asked.log()
+    return torch.where(reachable, alpha, highest).to(z.dtype), reachable
+
+
+def departing_alpha(
+    z: Float[Tensor, "*batch dim"],
+    delta: Float[Tensor, "*batch dim"],
+    mu: Float[Tensor, "classes dim"],
+    p: Int[Tensor, "*batch"],
+    confidence: Float[Tensor, "*batch"] | float,
+) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
+    """Ours: the α at which p(p|z + αΔ), on its way down, is the asked confidence.
+
+    The same line walked backwards: −α is where p, its target then, becomes that confident.
+    """
+    alpha, reachable = confident_alpha(z, -delta, mu, p, confidence)
+    return -alpha, reachable
+
+
+def _bisect(
+    too_low: Callable[[Tensor], Tensor],
+    low: Float[Tensor, "*batch"],
+    high: Float[Tensor, "*batch"],
+) -> Float[Tensor, "*batch"]:
+    """Where `too_low` turns false between low and high, to the last bit."""
+    for _ in range(70):
+        middle = (low + high) / 2
+        below = too_low(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
 
 
 def corrected_latent(

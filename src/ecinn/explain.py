@@ -1,34 +1,24 @@
 """ECINN: counterfactuals with one encode and one decode, and a certificate for each."""
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
+from ecinn.correction import Ends, Line, correct, stored_posterior
 from ecinn.errors import InputError
-from ecinn.explanation import Certificate, Explanation, Images
-from ecinn.pixels import clamped_share, to_pixels, to_uint8
+from ecinn.explanation import Certificate, Explanation, Images, PerPair
+from ecinn.invertible_classifier import InvertibleClassifier
+from ecinn.paths import CounterfactualPath, PerPairSteps
+from ecinn.pixels import clamped_share
+
+MOST_STEPS = 1000
+"""Of a path, so that a slip of the finger does not fill the memory."""
 
 Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
-
-
-@runtime_checkable
-class InvertibleClassifier(Protocol):
-    """All that ECINN asks of a network."""
-
-    @property
-    def mu(self) -> Tensor:
-        """Class means in latent space, "classes dim"."""
-
-    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x), "batch dim", and log |det ∂z/∂x|, "batch"."""
-
-    def decode(self, z: Tensor) -> Tensor:
-        """x = f⁻¹(z)."""
 
 
 def class_means(
@@ -106,16 +96,24 @@ def explain(
     x: Images,
     target: Targets,
     *,
+    confidence: float | None = None,
+    alphas: int | Sequence[float] | None = None,
     verify: bool = True,
+    verified: bool = False,
     typical: tuple[float, float] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
 
     Args:
+        confidence: the convincing counterfactual is where p(q) is this, instead of at α₁.
+        alphas: also give the path: at these α, or at so many from x to the convincing one.
         verify: encode the stored 8-bit images once more, so that certificates speak of them.
+        verified: and where a stored image is not read as was asked, correct α and try again.
         typical: the range of log p(x) that counts as typical of the training data.
     """
+    if confidence is not None and not 0 < confidence < 1:
+        raise InputError(f"a confidence lies between 0 and 1, not at {confidence}")
     mu = classifier.mu
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))
@@ -130,25 +128,29 @@ def explain(
     delta = equations.latent_direction(mu_bar, from_class, q)
     alpha_0 = equations.tipping_point_alpha(z_line, delta, mu[from_class], mu[q])
     alpha_1 = equations.convincing_alpha(alpha_0)
-    z_tipping = equations.corrected_latent(z_line, alpha_0, delta)
-    z_convincing = equations.corrected_latent(z_line, alpha_1, delta)
-
-    decoded = classifier.decode(
-        torch.cat([z, z_tipping.flatten(0, 1), z_convincing.flatten(0, 1)])
+    alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
+    if confidence is not None:
+        alpha, reachable = equations.confident_alpha(z_line, delta, mu, q, confidence)
+    steps = _steps(alphas, alpha)
+    every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
+    places = (*every_alpha.shape, -1)
+    z_hat = equations.corrected_latent(
+        z_line[:, :, None].expand(places), every_alpha, delta[:, :, None].expand(places)
     )
-    again, tipping_point, convincing = decoded.split([len(x), q.numel(), q.numel()])
-    tipping_point = tipping_point.reshape(*q.shape, *x.shape[1:])
-    convincing = convincing.reshape(*q.shape, *x.shape[1:])
 
-    stored_tipping = stored_convincing = None
-    if verify:
-        both = to_pixels(to_uint8(torch.cat([tipping_point, convincing]).flatten(0, 1)))
-        stored_z, _ = classifier.encode_with_log_det(both.to(x.dtype))
-        stored = equations.log_posterior(stored_z, mu).exp().reshape(2, *q.shape, classes)
-        stored_tipping, stored_convincing = stored
+    decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
+    again, x_hat = decoded[: len(x)], decoded[len(x) :].reshape(*z_hat.shape[:3], *x.shape[1:])
+    posterior = equations.log_posterior(z_hat, mu).exp()
+    stored = stored_posterior(classifier, x_hat.flatten(0, 2)) if verify or verified else None
+    if stored is not None:
+        stored = stored.reshape(posterior.shape)
 
-    tipping_posterior = equations.log_posterior(z_tipping, mu)
+    end = Ends(alpha, x_hat[:, :, 1], posterior[:, :, 1], _at(stored, 1), torch.zeros_like(q))
+    if verified:
+        line = Line(z_line, delta, q)
+        end = correct(classifier, line, end, confidence, reachable)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
+    tipping_point = x_hat[:, :, 0]
     return Explanation(
         x=x,
         p=p,
@@ -156,34 +158,64 @@ def explain(
         posterior=log_posterior.exp(),
         alpha_0=alpha_0,
         alpha_1=alpha_1,
+        alpha=end.alpha,
         tipping_point=tipping_point,
-        convincing=convincing,
+        convincing=end.image,
         tipping_certificate=Certificate(
-            tipping_posterior.exp(), stored_tipping, clamped_share(tipping_point), q
+            posterior[:, :, 0], _at(stored, 0), clamped_share(tipping_point), q
         ),
         convincing_certificate=Certificate(
-            equations.log_posterior(z_convincing, mu).exp(),
-            stored_convincing,
-            clamped_share(convincing),
-            q,
+            end.posterior, end.stored_posterior, clamped_share(end.image), q
         ),
-        third_class=_third_class(tipping_posterior, from_class, q),
+        path=None
+        if alphas is None
+        else CounterfactualPath(
+            steps,
+            x_hat[:, :, 2:],
+            posterior[:, :, 2:],
+            None if stored is None else stored[:, :, 2:],
+            p,
+            q,
+            names,
+        ),
+        third_class=_third_class(posterior[:, :, 0], from_class, q),
         round_trip_error=(again - x).abs().flatten(1).amax(1),
         log_p=log_p,
         typical=None if typical is None else (log_p >= typical[0]) & (log_p <= typical[1]),
-        passes=3 if verify else 2,
+        confidence=confidence,
+        reachable=reachable,
+        corrections=end.corrections,
+        passes=2 if stored is None else 3,
         class_names=names,
     )
 
 
+def _steps(alphas: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
+    """The α of a path: as given, or so many from 0 to the end."""
+    if alphas is None:
+        return end.new_zeros((*end.shape, 0))
+    if isinstance(alphas, int):
+        if not 2 <= alphas <= MOST_STEPS:
+            raise InputError(f"a path has 2 to {MOST_STEPS} steps, not {alphas}")
+        return end[..., None] * torch.linspace(0, 1, alphas, dtype=end.dtype, device=end.device)
+    given = torch.as_tensor(alphas, dtype=end.dtype, device=end.device)
+    if given.ndim != 1 or not 1 <= len(given) <= MOST_STEPS or not bool(given.isfinite().all()):
+        raise InputError(f"alphas are 1 to {MOST_STEPS} finite numbers, or how many to take")
+    return given.expand(*end.shape, -1)
+
+
+def _at(stored: Tensor | None, place: int) -> Tensor | None:
+    return None if stored is None else stored[:, :, place]
+
+
 def _third_class(
-    log_posterior: Float[Tensor, "batch targets classes"],
+    posterior: Float[Tensor, "batch targets classes"],
     p: Int[Tensor, "batch targets"],
     q: Int[Tensor, "batch targets"],
 ) -> Int[Tensor, "batch targets"]:
     """The winner where it is neither p nor q (which tie), else −1."""
     pair = torch.stack([p, q], -1)
-    others = log_posterior.scatter(-1, pair, -math.inf)
+    others = posterior.scatter(-1, pair, -1.0)
     best, winner = others.max(-1)
-    tied = log_posterior.gather(-1, pair).amax(-1)
+    tied = posterior.gather(-1, pair).amax(-1)
     return torch.where(best > tied, winner, -1)

@@ -7,11 +7,32 @@ from PIL import Image
 from torch import Tensor
 
 from ecinn import equations, pictures
+from ecinn.paths import CounterfactualPath
 from ecinn.pixels import to_uint8
 
 Images = Float[Tensor, "batch channels height width"]
 PerPair = Float[Tensor, "batch targets"]
 PerPairImages = Float[Tensor, "batch targets channels height width"]
+
+
+@dataclass(frozen=True)
+class Counterfactuals:
+    """What any method of counterfactuals answers: an image for every image and target."""
+
+    x: Images
+    p: Int[Tensor, " batch"]
+    q: Int[Tensor, "batch targets"]
+    images: PerPairImages
+    """x̂ as the method gives it, before it is clamped and rounded to 8 bits."""
+    passes: Int[Tensor, "batch targets"]
+    """Network evaluations it took; forward, inverse and backward count one each."""
+    failed: Bool[Tensor, "batch targets"]
+    """Where the method itself found nothing; the image is then the best it had."""
+
+    @property
+    def stored(self) -> UInt8[Tensor, "batch targets channels height width"]:
+        """The counterfactuals as 8-bit images."""
+        return to_uint8(self.images)
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,9 @@ class Explanation:
     """p(y|x) of the input."""
     alpha_0: PerPair
     alpha_1: PerPair
+    """The paper's 4/5 + α₀/2."""
+    alpha: PerPair
+    """Where the convincing counterfactual is: α₁, or where the asked confidence is obtained."""
     tipping_point: PerPairImages
     convincing: PerPairImages
     tipping_certificate: Certificate
@@ -65,13 +89,22 @@ class Explanation:
     """log p(x) of the input, pixels in [0, 1]."""
     typical: Bool[Tensor, " batch"] | None
     """Whether log p(x) is where nearly all training images are; None if that is not known."""
+    confidence: float | None
+    """The p(q) that was asked for; None for α₁."""
+    reachable: Bool[Tensor, "batch targets"]
+    """Whether that confidence can be had on the line; where not, the highest is what is given."""
+    corrections: Int[Tensor, "batch targets"]
+    """How often α was corrected because the stored image was not read as was asked."""
+    path: CounterfactualPath | None
+    """The way from x to the counterfactual, where it was asked for."""
     passes: int
-    """Network evaluations per image: encode, decode, and one more for verification."""
+    """Network evaluations per image: encode, decode, and one more for verification. Every
+    correction of a pair takes two further ones."""
     class_names: tuple[str, ...]
 
     @property
     def heatmap(self) -> PerPairImages:
-        """Eq. 4 at α₁: what the convincing counterfactual adds (positive) and takes away."""
+        """Eq. 4 at α: what the convincing counterfactual adds (positive) and takes away."""
         return equations.heatmap(self.x[:, None].expand_as(self.convincing), self.convincing)
 
     @property
@@ -113,7 +146,7 @@ class Explanation:
         name, q = self.class_names, int(self.q[row, column])
         # One scale for all targets, so that the maps can be compared.
         limit = float(self.heatmap[row].mean(1).abs().max())
-        alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha_1[row, column]:.2f}"
+        alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha[row, column]:.2f}"
         winner = int(self.convincing_certificate.winner[row, column])
         share = float(self.convincing_certificate.verdict[row, column, winner])
         return (

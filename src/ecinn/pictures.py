@@ -118,6 +118,85 @@ def draw(sheet: Sheet, tile: int = 112) -> Image.Image:
     return canvas
 
 
+@dataclass(frozen=True)
+class Curves:
+    """Probabilities over a common axis, two of them in colour."""
+
+    title: str
+    x: NDArray[np.floating]
+    y: NDArray[np.floating]
+    """One row per curve, between 0 and 1."""
+    names: tuple[str, ...]
+    first: int
+    second: int
+
+
+def draw_curves(
+    curves: Curves, marked: int | None = None, size: tuple[int, int] = (448, 240)
+) -> Image.Image:
+    """The curves over α; the two classes that matter in colour, the others grey."""
+    width, height = size
+    small = _font(13)
+    left, right, top, bottom = 44, width - 16, 34, height - 34
+    canvas = Image.new("RGB", size, PAPER)
+    pen = ImageDraw.Draw(canvas)
+    low, span = float(curves.x[0]), float(np.ptp(curves.x)) or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + (right - left) * (x - low) / span, bottom + (top - bottom) * y
+
+    for share in (0.0, 0.5, 1.0):
+        across = place(low, share)[1]
+        pen.line((left, across, right, across), FRAME)
+        pen.text((left - 6, across), f"{100 * share:.0f} %", MUTED, small, anchor="rm")
+    others = [k for k in range(len(curves.names)) if k not in (curves.first, curves.second)]
+    for k in (*others, curves.first, curves.second):
+        points = [place(float(x), float(y)) for x, y in zip(curves.x, curves.y[k], strict=True)]
+        colour = {curves.first: tuple(REMOVED), curves.second: tuple(ADDED)}.get(k, FRAME)
+        pen.line(points, colour, 3 if k not in others else 2, joint="curve")
+    for k, ink, start in ((curves.first, REMOVED, left), (curves.second, ADDED, left + 96)):
+        pen.line((start, 17, start + 18, 17), tuple(ink), 3)
+        pen.text((start + 24, 17), curves.names[k], INK, small, anchor="lm")
+    if others:
+        pen.line((left + 192, 17, left + 210, 17), FRAME, 2)
+        pen.text((left + 216, 17), "others", MUTED, small, anchor="lm")
+    for x in (curves.x[0], curves.x[-1]):
+        pen.text((place(float(x), 0)[0], bottom + 6), f"{x:.2f}", MUTED, small, anchor="ma")
+    pen.text(((left + right) / 2, bottom + 6), "α", MUTED, small, anchor="ma")
+    if marked is not None:
+        across = place(float(curves.x[marked]), 0)[0]
+        pen.line((across, top, across, bottom), INK, 1)
+    return canvas
+
+
+def film_frame(array: Array, curves: Curves, step: int) -> Image.Image:
+    """The picture of one step above the plot with its mark."""
+    plot = draw_curves(curves, step)
+    side = 280
+    canvas = Image.new("RGB", (plot.width, side + 24 + plot.height), PAPER)
+    canvas.paste(_enlarge(array, side), ((plot.width - side) // 2, 12))
+    canvas.paste(plot, (0, side + 24))
+    return canvas
+
+
+def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -> bytes:
+    """The frames there and back as an endless GIF or WebP."""
+    buffer = io.BytesIO()
+    there_and_back = [*frames, *frames[-2:0:-1]]
+    duration = max(20, round(1000 * seconds / len(frames)))
+    durations = [duration] * len(there_and_back)
+    durations[0] = durations[len(frames) - 1] = 900  # a rest at both ends
+    there_and_back[0].save(
+        buffer,
+        kind,
+        save_all=True,
+        append_images=there_and_back[1:],
+        duration=durations,
+        loop=0,
+    )
+    return buffer.getvalue()
+
+
 def _enlarge(array: Array, tile: int) -> Image.Image:
     """Small images keep their square pixels; larger ones are resampled."""
     image = Image.fromarray(array)

@@ -44,16 +44,33 @@ class Model:
 
     @torch.inference_mode()
     def explain(
-        self, images: ImagesLike, target: Targets | str = "all", *, verify: bool = True
+        self,
+        images: ImagesLike,
+        target: Targets | str = "all",
+        *,
+        confidence: float | None = None,
+        alphas: int | Sequence[float] | None = None,
+        verify: bool = True,
+        verified: bool = False,
     ) -> Explanation:
-        """Counterfactuals of every image for one target class, several, or all others."""
+        """Counterfactuals of every image for one target class, several, or all others.
+
+        Args:
+            confidence: how sure of the target the classifier shall be, instead of α₁.
+            alphas: also give the path: at these α, or at so many from x to the counterfactual.
+            verify: have the classifier read the stored 8-bit images, one further evaluation.
+            verified: correct what is not read as was asked, two further evaluations a time.
+        """
         with exact_convolutions():
             return explain(
                 self.classifier,
                 self.mu_bar,
                 self.pixels(images),
                 self.targets(target),
+                confidence=confidence,
+                alphas=alphas,
                 verify=verify,
+                verified=verified,
                 typical=self.checkpoint.typical,
                 class_names=self.class_names,
             )

@@ -1,16 +1,18 @@
 """What changes while a model is trained, and how it is kept so that a run can go on."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ecinn.checkpoints import read_tensors, write_tensors
+from ecinn.checkpoints import Checkpoint, read_tensors, write_tensors
 from ecinn.errors import InputError
-from ecinn.experiments import Experiment
+from ecinn.experiments import Experiment, Refinement
 from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.critic import Critic
 
 
 @dataclass(frozen=True)
@@ -38,24 +40,37 @@ class TrainingState:
     @classmethod
     def start(cls, experiment: Experiment, device: torch.device) -> "TrainingState":
         """The untrained state, which the experiment alone determines."""
-        classifier = GenerativeClassifier(experiment.architecture).to(device)
-        average = (
-            GenerativeClassifier(experiment.architecture)
-            .to(device)
-            .requires_grad_(requires_grad=False)
-        )
-        return cls(classifier, average.eval(), _optimiser(classifier, experiment, device))
+        classifier, average = _pair(experiment, device)
+        return cls(classifier, average, _optimiser(classifier, experiment, device))
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Every network by the name it is stored under."""
+        return {"classifier": self.classifier, "average": self.average}
+
+    @property
+    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
+        """Every optimiser and the network it changes."""
+        return {"optimiser": (self.classifier, self.optimiser)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes, by name, not copied."""
+        tensors = {
+            f"{prefix}.{name}": value
+            for prefix, network in self.networks.items()
+            for name, value in network.state_dict().items()
+        }
+        for prefix, (network, optimiser) in self.optimisers.items():
+            for name, parameter in network.named_parameters():
+                for key, value in optimiser.state.get(parameter, {}).items():
+                    tensors[f"{prefix}.{key}.{name}"] = value
+        return tensors
 
     def save(self, path: Path, experiment: Experiment) -> None:
         """Write everything to one safetensors file."""
-        tensors = {f"classifier.{k}": v for k, v in self.classifier.state_dict().items()}
-        tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
-        for name, parameter in self.classifier.named_parameters():
-            for key, value in self.optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser.{key}.{name}"] = value
         curve = [asdict(record) for record in self.curve]
         about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
-        write_tensors(path, tensors, about | {"experiment": asdict(experiment)})
+        write_tensors(path, self.tensors(), about | {"experiment": asdict(experiment)})
 
     def restore(self, path: Path, experiment: Experiment) -> None:
         """Take up what `save` wrote; the experiment must be the same but for its epochs."""
@@ -65,23 +80,77 @@ class TrainingState:
                 f"{path} belongs to other settings than {experiment.name!r} has now: "
                 "train into a new folder"
             )
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-
-        self.classifier.load_state_dict(part("classifier."))
-        self.average.load_state_dict(part("average."))
-        for name, parameter in self.classifier.named_parameters():
-            self.optimiser.state[parameter] = {
-                key: tensors[f"optimiser.{key}.{name}"].to(parameter.device)
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            }
+        for prefix, network in self.networks.items():
+            start = f"{prefix}."
+            network.load_state_dict(
+                {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+            )
+        for prefix, (network, optimiser) in self.optimisers.items():
+            for name, parameter in network.named_parameters():
+                optimiser.state[parameter] = {
+                    key: tensors[f"{prefix}.{key}.{name}"].to(parameter.device)
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.curve = [EpochRecord(**record) for record in about["curve"]]
+
+
+class RunningMeans(nn.Module):
+    """μ̄ while it moves: the mean latent of every class over the last batches."""
+
+    def __init__(self, mu_bar: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mu_bar", mu_bar.clone())
+        self.mu_bar: Tensor
+
+
+@dataclass
+class RefinementState(TrainingState):
+    """The second stage: a critic learns beside the classifier, and μ̄ follows."""
+
+    critic: Critic = field(kw_only=True)
+    critic_optimiser: torch.optim.Adam = field(kw_only=True)
+    means: RunningMeans = field(kw_only=True)
+
+    @classmethod
+    def refine(
+        cls, pretrained: Checkpoint, stage: Experiment, device: torch.device
+    ) -> "RefinementState":
+        """Where the first stage ended, with a new critic."""
+        assert stage.refinement is not None
+        classifier, average = _pair(stage, device)
+        for network in (classifier, average):
+            network.load_state_dict(pretrained.classifier.state_dict())
+        with torch.random.fork_rng([]):
+            torch.manual_seed(stage.seed)
+            critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
+        return cls(
+            classifier,
+            average,
+            _optimiser(classifier, stage, device),
+            critic=critic,
+            critic_optimiser=_critic_optimiser(critic, stage.refinement, device),
+            means=RunningMeans(pretrained.mu_bar).to(device),
+        )
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Every network by the name it is stored under."""
+        return {**super().networks, "critic": self.critic, "means": self.means}
+
+    @property
+    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
+        """Every optimiser and the network it changes."""
+        return {**super().optimisers, "critic_optimiser": (self.critic, self.critic_optimiser)}
+
+
+def _pair(
+    experiment: Experiment, device: torch.device
+) -> tuple[GenerativeClassifier, GenerativeClassifier]:
+    """A classifier to train, and its moving average."""
+    classifier = GenerativeClassifier(experiment.architecture).to(device)
+    average = GenerativeClassifier(experiment.architecture).to(device)
+    return classifier, average.requires_grad_(requires_grad=False).eval()
 
 
 def _optimiser(
@@ -97,6 +166,19 @@ def _optimiser(
     for group in groups:
         group["lr"] = torch.tensor(experiment.learning_rate, device=device)
     return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
+
+
+def _critic_optimiser(
+    critic: Critic, refinement: Refinement, device: torch.device
+) -> torch.optim.Adam:
+    """Little momentum, as is usual where two networks learn against each other."""
+    return torch.optim.Adam(
+        critic.parameters(),
+        torch.tensor(refinement.critic_learning_rate, device=device),
+        betas=(0.5, 0.99),
+        fused=True,
+        capturable=device.type == "cuda",
+    )
 
 
 def _as_json(experiment: Experiment) -> dict[str, object]:

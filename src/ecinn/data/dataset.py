@@ -33,9 +33,13 @@ class Dataset:
 
 def load_dataset(name: str, split: Split) -> Dataset:
     """The train or test images of a data set by its name."""
+    from ecinn.data.fake_mnist import load_fake_mnist
     from ecinn.data.mnist import load_mnist
 
-    loaders: Mapping[str, Callable[[Split], Dataset]] = {"mnist": load_mnist}
+    loaders: Mapping[str, Callable[[Split], Dataset]] = {
+        "mnist": load_mnist,
+        "fakemnist": load_fake_mnist,
+    }
     if name not in loaders:
         raise InputError(f"no data set is called {name!r}; there are: {', '.join(loaders)}")
     return loaders[name](split)

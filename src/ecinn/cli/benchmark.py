@@ -1,0 +1,314 @@
+"""`ecinn benchmark` and `ecinn judges`: how good counterfactuals are, beside other methods'."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from ecinn.benchmark import tables
+from ecinn.benchmark.authors import AuthorsResult, score_authors
+from ecinn.benchmark.consistency import measure_consistency
+from ecinn.benchmark.figure import cost_figure, sheet
+from ecinn.benchmark.methods import METHODS, require_known
+from ecinn.benchmark.quality import CUES, JUDGES, Observe, find_judges
+from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.benchmark.side_by_side import Made, Pairs, SideBySide, compare_methods
+from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
+from ecinn.data.authors import BenchmarkName, load_authors
+from ecinn.data.dataset import load_dataset
+from ecinn.errors import EcinnError, InputError
+from ecinn.files import atomic_write, output_folder
+from ecinn.judges import JudgeProgress, JudgeSettings, train_judges
+from ecinn.metrics.autoencoders import load_autoencoders
+from ecinn.pictures import png_bytes
+from ecinn.pretrained import load
+
+benchmark = typer.Typer(
+    no_args_is_help=True, help="Measure counterfactuals beside other methods and the authors'."
+)
+app.add_typer(benchmark, name="benchmark")
+
+ModelName = Annotated[str, typer.Option(help="A model's name or path.")]
+JudgesName = Annotated[
+    str | None, typer.Option("--judges", help="Judges' name or path; by default the data set's.")
+]
+Seed = Annotated[int, typer.Option(help="Draws the random images and targets.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+RESULTS = Path("docs/results")
+
+
+@benchmark.command("authors")
+def authors_benchmark(
+    data: Annotated[Path, typer.Option(help="A copy of EvaluatingCounterfactuals.")],
+    model: ModelName = "mnist",
+    fake_model: Annotated[str, typer.Option(help="The model of FakeMNIST.")] = "fakemnist",
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Only the first so many images; no control then.")
+    ] = None,
+    curve: Annotated[bool, typer.Option(help="Also over asked confidences.")] = True,
+    judges_name: JudgesName = None,
+    out_dir: Out = RESULTS,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Score the authors' published counterfactuals again, and ours of the same images."""
+    chosen = device_name(device)
+    names: dict[BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
+    # All input is read before anything is written: what is missing leaves no files.
+    models = {name: load(given, chosen) for name, given in names.items()}
+    benchmarks = {name: load_authors(data, name) for name in names}
+    autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
+    judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
+    folder = output_folder(out_dir)
+    command = f"ecinn benchmark authors --data DIR --model {model} --fake-model {fake_model}"
+    command += f" --limit {limit}" if limit is not None else ""
+    command += "" if curve else " --no-curve"
+    results: dict[str, Any] = {}
+    pages: list[str] = []
+    for name in names:
+        record = provenance(command, models[name], judges)
+        with _bars() as observe:
+            result = score_authors(
+                benchmarks[name],
+                models[name],
+                autoencoders[name],
+                judges,
+                limit=limit,
+                with_curve=curve,
+                observe=observe,
+            )
+        laid_out = tables.authors_tables(result, record)
+        title = f"The authors' benchmark: {name.replace('_', ' ')}"
+        pages.append(tables.document(title, laid_out, record))
+        results[name] = {"record": record, **_authors_json(result)}
+        write_json(folder / "authors.json", results)
+        write_text(folder / "authors.md", "\n".join(pages))
+        if not json_output:
+            _print_tables(laid_out)
+    if json_output:
+        print_json(jsonable(results))
+    else:
+        _say_written(folder / "authors.md", folder / "authors.json")
+
+
+def _authors_json(result: AuthorsResult) -> dict[str, Any]:
+    control = [
+        {**jsonable(figure), "digits": jsonable(figure.digits)} for figure in result.control
+    ]
+    about = {"reproduced": result.reproduced, "control_line": tables.control_line(result)}
+    return {**about, **jsonable(result), "control": control}
+
+
+@benchmark.command("counterfactuals")
+def counterfactuals_benchmark(
+    model: ModelName = "mnist",
+    methods: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(METHODS),
+    n: Annotated[int, typer.Option("--n", help="Random test images.")] = 500,
+    seed: Seed = 0,
+    judges_name: JudgesName = None,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="nearest-image: the first so many training images.")
+    ] = None,
+    out_dir: Out = RESULTS,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Run methods on the same random images and targets, and measure all of them alike."""
+    asked = [name.strip() for name in methods.split(",") if name.strip()]
+    require_known(asked)
+    explainer = load(model, device_name(device))
+    experiment = explainer.checkpoint.experiment
+    judges = find_judges(judges_name, experiment.dataset).to(explainer.device)
+    data = experiment.load("test")
+    if not 2 <= n <= len(data):
+        raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
+    folder = output_folder(out_dir)
+    command = f"ecinn benchmark counterfactuals --model {model} --methods {','.join(asked)}"
+    command += f" --n {n} --seed {seed}"
+    command += f" --candidates {candidates}" if candidates is not None else ""
+    record = provenance(command, explainer, judges)
+    stem = f"counterfactuals-{experiment.name}"
+    picture = functools.partial(
+        sheet,
+        judges=judges,
+        class_names=explainer.class_names,
+        cue=CUES.get(experiment.dataset),
+    )
+
+    def keep(so_far: SideBySide, pairs: Pairs, made: Mapping[str, Made]) -> None:
+        laid_out = tables.side_by_side_tables(so_far, record)
+        write_json(folder / f"{stem}.json", {"record": record, **jsonable(so_far)})
+        write_text(
+            folder / f"{stem}.md",
+            tables.document(f"Counterfactuals side by side: {model}", laid_out, record)
+            + f"\n![quality against cost]({stem}.png)\n\n![images]({stem}-images.png)\n",
+        )
+        atomic_write(folder / f"{stem}-images.png", png_bytes(picture(so_far, pairs, made)))
+
+    with _bars() as observe:
+        result = compare_methods(
+            explainer,
+            data,
+            judges,
+            asked,
+            lambda: experiment.load("train").first(candidates),
+            n=n,
+            seed=seed,
+            observe=observe,
+            keep=keep,
+        )
+    if json_output:
+        print_json(jsonable({"record": record, **jsonable(result)}))
+    else:
+        _print_tables(tables.side_by_side_tables(result, record))
+    atomic_write(folder / f"{stem}.png", cost_figure(result))
+    if not json_output:
+        _say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", ".png", "-images.png")))
+
+
+@benchmark.command("consistency")
+def consistency_benchmark(
+    model: ModelName = "mnist",
+    classes: Annotated[str, typer.Option(help="Two classes by number or name.")] = "0,1",
+    n: Annotated[int, typer.Option("--n", help="Random test images.")] = 100,
+    seed: Seed = 0,
+    out_dir: Out = RESULTS,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Ask for confidences of .05 to .95 and compare with what the stored image gets."""
+    explainer = load(model, device_name(device))
+    pair = _two_classes(classes, explainer.class_names)
+    data = explainer.checkpoint.experiment.load("test")
+    folder = output_folder(out_dir)
+    with _bars() as observe:
+        result = measure_consistency(
+            explainer,
+            data,
+            pair,
+            n=n,
+            seed=seed,
+            observe=lambda done: observe("asking and reading", done, n),
+        )
+    command = f"ecinn benchmark consistency --model {model} --classes {classes} --n {n}"
+    record = provenance(f"{command} --seed {seed}", explainer)
+    laid_out = tables.consistency_tables(result)
+    stem = f"consistency-{explainer.checkpoint.experiment.name}"
+    write_json(folder / f"{stem}.json", {"record": record, **jsonable(result)})
+    title = f"Confidence consistency: {model}"
+    write_text(folder / f"{stem}.md", tables.document(title, laid_out, record))
+    if json_output:
+        print_json({"record": record, **jsonable(result)})
+    else:
+        _print_tables(laid_out)
+        _say_written(folder / f"{stem}.md", folder / f"{stem}.json")
+
+
+def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
+    words = [word.strip() for word in given.split(",")]
+    try:
+        one, other = (names.index(word) if word in names else int(word) for word in words)
+    except ValueError:
+        raise InputError(
+            f"--classes are two of {', '.join(names)} with a comma between, not {given!r}"
+        ) from None
+    return one, other
+
+
+@app.command()
+def judges(
+    dataset: Annotated[str, typer.Argument(help=f"One of: {', '.join(JUDGES)}.")],
+    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    seed: Annotated[int, typer.Option(help="Not that of the models they judge.")] = 100,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many training images.")
+    ] = None,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Train judges of counterfactuals: two oracles, a feature network and autoencoders."""
+    chosen = torch.device(device_name(device))
+    if out_file.is_dir():
+        raise InputError(f"{out_file} is a folder: give a file's name to --out")
+    train, test = load_dataset(dataset, "train").first(limit), load_dataset(dataset, "test")
+    output_folder(out_file.parent)
+    settings = JudgeSettings()
+    total = (
+        2 * settings.convolution_epochs
+        + settings.dense_epochs
+        + settings.autoencoder_epochs * (1 + len(train.class_names))
+    )
+    done = 0
+    with _bars() as observe:
+
+        def count(progress: JudgeProgress) -> None:
+            nonlocal done
+            done += 1
+            observe("training judges", done, total)
+
+        try:
+            trained = train_judges(train, test, seed=seed, device=chosen, observe=count)
+        except KeyboardInterrupt:
+            raise EcinnError("interrupted: nothing was written; start again") from None
+    trained.save(out_file)
+    if json_output:
+        print_json({"file": str(out_file), **dict(trained.record)})
+        return
+    table = RichTable("judge", "on test images", box=None)
+    for name, accuracy in trained.record["accuracy"].items():
+        table.add_row(name, f"{100 * accuracy:.2f} % right")
+    for name, error in trained.record["reconstruction_error"].items():
+        table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
+    out.print(table)
+    _say_written(out_file)
+
+
+@contextmanager
+def _bars() -> Iterator[Observe]:
+    """A bar for every piece of work, on stderr; without a terminal a line for each."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    tasks: dict[str, Any] = {}
+
+    def observe(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(plain(what), total=total)
+        bar.update(tasks[what], completed=done, total=total)
+        if not err.is_terminal and done == total:
+            err.print(f"{plain(what)}: done ({total})")
+
+    with bar:
+        yield observe
+
+
+def _print_tables(laid_out: Sequence[tables.Table]) -> None:
+    for table in laid_out:
+        out.print(f"\n[bold]{plain(table.title)}[/]")
+        shown = RichTable(box=None)
+        for number, name in enumerate(table.head):
+            shown.add_column(plain(name), justify="right" if number else "left", overflow="fold")
+        for row in table.rows:
+            shown.add_row(*(plain(cell) for cell in row))
+        out.print(shown)
+        for note in table.notes:
+            words = plain(note.replace("**", ""))
+            bold = note.startswith("**")
+            out.print(f"[bold]{words}[/]" if bold else f"[dim]{words}[/]")
+
+
+def _say_written(*paths: Path) -> None:
+    for path in paths:
+        out.print(f"wrote {plain(str(path))}", soft_wrap=True)

@@ -1,0 +1,50 @@
+"""`ecinn evaluate`: measure a model on its test images."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from ecinn.cli.app import Device, Json, app, device_name, err, out, print_json
+from ecinn.evaluation import evaluate as evaluate_model
+from ecinn.pretrained import load
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A model's name or path.")],
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many images.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
+    loaded = load(model, device_name(device))
+    data = loaded.checkpoint.experiment.load("test").first(limit)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("evaluating", total=len(data))
+        result = evaluate_model(
+            loaded, data, seed=seed, observe=lambda done: bar.update(task, completed=done)
+        )
+    if json_output:
+        print_json(dataclasses.asdict(result))
+    else:
+        print_evaluation(dataclasses.asdict(result))
+
+
+def print_evaluation(metrics: Any) -> None:  # noqa: ANN401
+    """The figures of an evaluation as a table."""
+    table = Table("measure", "value", box=None)
+    for name, value in metrics.items():
+        share = name in ("error", "reached_q", "tipping_third_class", "typical")
+        shown = f"{100 * value:.2f} %" if share else value
+        if name.startswith("bits_per_dim"):
+            shown = f"{value:.3f}"
+        if name == "round_trip_error":
+            shown = f"{value:.1e}"
+        table.add_row(name.replace("_", " "), str(shown))
+    out.print(table)

@@ -1,0 +1,117 @@
+"""`ecinn explain`: pictures and raw counterfactuals of image files."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.errors import InputError
+from ecinn.explain import Targets
+from ecinn.files import output_folder
+from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model, load
+from ecinn.reports import write_report
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path] | None, typer.Argument(help="Image files of any kind.")] = None,
+    model: Annotated[str, typer.Option(help="A model's name or path.")] = "mnist",
+    target: Annotated[str, typer.Option(help="Class to explain against, or 'all'.")] = "all",
+    sample: Annotated[
+        list[int] | None, typer.Option(help="Explain this image of the test set; repeatable.")
+    ] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path(
+        "explanations"
+    ),
+    verify: Annotated[
+        bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
+    ] = True,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
+    explainer = load(model, device_name(device))
+    inputs = list(_inputs(explainer, images or [], sample or []))
+    if not inputs:
+        raise InputError("name an image file, or take a test image with --sample 0")
+    targets = _parse_target(target, explainer)
+    folder = output_folder(out_dir)
+    # All are explained before anything is written: a target that fails leaves no files.
+    explained = []
+    for name, pixels, notes in inputs:
+        try:
+            explained.append((name, notes, explainer.explain(pixels, targets, verify=verify)))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+    reports = [write_report(folder, name, notes, result) for name, notes, result in explained]
+    if json_output:
+        print_json({"model": model, "explanations": reports})
+        return
+    for report in reports:
+        _describe(report, explainer)
+
+
+def _inputs(
+    model: Model, paths: Sequence[Path], samples: Sequence[int]
+) -> Iterator[tuple[str, torch.Tensor, list[str]]]:
+    """Name, pixels and remarks of every image that was asked for."""
+    taken: set[str] = set()
+    for path in paths:
+        photograph = model.photograph(path)
+        stem = re.sub(r"[^\w.-]+", "_", path.stem) or "image"
+        name = next(n for n in _numbered(stem) if n not in taken)
+        taken.add(name)
+        yield name, to_pixels(photograph.image[None]), list(photograph.notes)
+    if samples:
+        data = model.checkpoint.experiment.load("test")
+        for index in samples:
+            if not 0 <= index < len(data):
+                raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")
+            label = data.class_names[int(data.labels[index])]
+            name = next(n for n in _numbered(f"sample-{index}") if n not in taken)
+            taken.add(name)
+            yield name, to_pixels(data.images[index][None]), [f"label {label}"]
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _parse_target(target: str, model: Model) -> Targets:
+    """'all', a class by its name, or by its number."""
+    if target == "all" or target in model.class_names:
+        return model.targets(target)
+    if re.fullmatch(r"[+-]?\d{1,9}", target):
+        return int(target)
+    return model.targets(target)
+
+
+def _describe(report: dict[str, Any], model: Model) -> None:
+    """One image's results in words."""
+    predicted = report["predicted"]
+    share = report["posterior"][predicted]
+    out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({100 * share:.1f} %)", end="")
+    remarks = "; ".join(report["notes"])
+    out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
+    if report["typical"] is False:
+        out.print("  [yellow]unlike the training images: take the explanation with caution[/]")
+    for target in report["targets"]:
+        convincing = target["convincing"]
+        posterior = convincing["stored_posterior"] or convincing["posterior"]
+        where = "stored image" if convincing["stored_posterior"] else "before rounding"
+        verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
+        colour = "green" if convincing["reached"] else "yellow"
+        third = target["third_class"]
+        note = f"  [dim]at the tipping point {third} wins[/]" if third else ""
+        out.print(f"  not {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
+    out.print(f"  wrote {plain(report['picture'])}", soft_wrap=True)
+    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")

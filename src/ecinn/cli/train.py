@@ -1,0 +1,142 @@
+"""`ecinn train`: train or refine a model, with a bar."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ecinn import training
+from ecinn.checkpoints import load_checkpoint, save_checkpoint
+from ecinn.cli.app import Device, app, device_name, err, out, plain
+from ecinn.cli.evaluate import print_evaluation
+from ecinn.errors import InputError, InterruptedRunError
+from ecinn.evaluation import evaluate as evaluate_model
+from ecinn.experiments import EXPERIMENTS, find_experiment
+from ecinn.files import atomic_write, output_folder
+from ecinn.pretrained import Model
+
+
+@app.command()
+def train(
+    experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for state and model.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Skip the first stage: refine this model.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    refine_epochs: Annotated[
+        int | None, typer.Option(min=0, help="Of the second stage; 0 leaves it out.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
+    beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many training images.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
+    changes: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "beta": beta,
+    }
+    settings = dataclasses.replace(
+        find_experiment(experiment), **{k: v for k, v in changes.items() if v is not None}
+    )
+    if refine_epochs is not None and settings.refinement is not None:
+        refinement = dataclasses.replace(settings.refinement, epochs=refine_epochs)
+        settings = dataclasses.replace(settings, refinement=refinement if refine_epochs else None)
+    if start is not None and settings.refinement is None:
+        raise InputError("--from takes the place of the first stage: there must be a second")
+    chosen = torch.device(device_name(device))
+    data = settings.load("train").first(limit)
+    output_folder(out_dir)
+    try:
+        with _training_progress(out_dir, tensorboard=tensorboard) as observe:
+            checkpoint = training.train(
+                settings,
+                data,
+                out_dir,
+                device=chosen,
+                resume=resume,
+                pretrained=None if start is None else load_checkpoint(start),
+                observe=observe,
+            )
+    except KeyboardInterrupt:
+        saved = any((out_dir / name).exists() for name in training.STATE_FILES)
+        raise InterruptedRunError(
+            "interrupted; go on with the same command and --resume"
+            if saved
+            else "interrupted before anything was saved; start again"
+        ) from None
+    result = evaluate_model(Model(checkpoint, chosen), settings.load("test"))
+    checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
+    checkpoint.classifier.cpu()
+    save_checkpoint(checkpoint, out_dir / training.MODEL_FILE)
+    record = {
+        "command": f"ecinn train {experiment} --out DIR",
+        "settings": dataclasses.asdict(settings),
+        **checkpoint.training,
+        "metrics": checkpoint.metrics,
+    }
+    atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
+    out.print(f"wrote {plain(str(out_dir / training.MODEL_FILE))}")
+    print_evaluation(checkpoint.metrics)
+
+
+@contextmanager
+def _training_progress(folder: Path, *, tensorboard: bool) -> Iterator[Any]:
+    """A bar with loss, bits/dim, error, speed and time left; TensorBoard on request."""
+    writer = _summary_writer(folder) if tensorboard else None
+    bar = Progress(
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+    task = bar.add_task("train", epoch="0", figures="starting")
+    last = {"epoch": 0}
+
+    def observe(p: training.Progress) -> None:
+        figures = (
+            f"loss {p.loss:.3f}  bits/dim {p.bits_per_dim:.3f}  "
+            f"error {100 * p.error:.2f} %  {p.images_per_second:,.0f} images/s"
+        )
+        bar.update(
+            task, total=p.steps, completed=p.step, epoch=f"{p.epoch}/{p.epochs}", figures=figures
+        )
+        if not err.is_terminal and p.epoch != last["epoch"]:
+            err.print(f"epoch {p.epoch}/{p.epochs}  {figures}  {p.seconds_left:.0f} s left")
+            last["epoch"] = p.epoch
+        if writer is not None:
+            for name in ("loss", "bits_per_dim", "error", "images_per_second"):
+                writer.add_scalar(name, getattr(p, name), p.step)
+
+    try:
+        if err.is_terminal:
+            with bar:
+                yield observe
+        else:
+            yield observe
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _summary_writer(folder: Path) -> Any:  # noqa: ANN401
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard needs: pip install 'ecinn[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))

@@ -1,0 +1,128 @@
+"""Counterfactuals whose stored image is not read as was asked: α corrected, decoded again."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.explanation import Images, PerPair, PerPairImages
+from ecinn.invertible_classifier import InvertibleClassifier
+from ecinn.pixels import to_pixels, to_uint8
+
+TOLERANCE = 0.05
+"""How far from the asked confidence a stored image may be."""
+MOST_CORRECTIONS = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """z + αΔ, and the class it leads to."""
+
+    z: Float[Tensor, "batch targets dim"]
+    delta: Float[Tensor, "batch targets dim"]
+    q: Int[Tensor, "batch targets"]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The convincing counterfactuals, as they stand."""
+
+    alpha: PerPair
+    image: PerPairImages
+    posterior: Float[Tensor, "batch targets classes"]
+    stored_posterior: Float[Tensor, "batch targets classes"] | None
+    corrections: Int[Tensor, "batch targets"]
+
+
+def correct(
+    classifier: InvertibleClassifier,
+    line: Line,
+    ends: Ends,
+    confidence: float | None,
+    reachable: Bool[Tensor, "batch targets"],
+) -> Ends:
+    """Where a stored image is not read as was asked, step α and decode again, the best kept.
+
+    Every correction is one decode and one encode, of these images alone.
+    """
+    assert ends.stored_posterior is not None
+    mu, q = classifier.mu, line.q
+    best = {
+        "alpha": ends.alpha.clone(),
+        "image": ends.image.clone(),
+        "posterior": ends.posterior.clone(),
+        "stored_posterior": ends.stored_posterior.clone(),
+        "corrections": ends.corrections.clone(),
+    }
+    tried, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
+    best_miss = _miss(obtained, q, confidence)
+    for number in range(MOST_CORRECTIONS):
+        which = (best_miss > 0) & reachable
+        if not bool(which.any()):
+            break
+        z, delta, target = line.z[which], line.delta[which], q[which]
+        step = _step(z, delta, mu, target, tried[which], obtained[which], confidence)
+        # What rounding does is not smooth: later steps on a confidence are smaller ones.
+        tried[which] += step if confidence is None else step * 0.8**number
+        z_hat = equations.corrected_latent(z, tried[which], delta)
+        image = classifier.decode(z_hat)
+        obtained[which] = stored_posterior(classifier, image)
+        miss = _miss(obtained, q, confidence)
+        best["corrections"][which] += 1
+        better = which & (miss < best_miss)
+        inside = better[which]
+        best["alpha"][better] = tried[better]
+        best["image"][better] = image[inside]
+        best["posterior"][better] = equations.log_posterior(z_hat[inside], mu).exp()
+        best["stored_posterior"][better] = obtained[better]
+        best_miss = torch.where(better, miss, best_miss)
+    return Ends(**best)
+
+
+def _miss(
+    obtained: Float[Tensor, "batch targets classes"],
+    q: Int[Tensor, "batch targets"],
+    confidence: float | None,
+) -> PerPair:
+    """How far the stored image is from what was asked; 0 where it is near enough."""
+    of_q = obtained.gather(-1, q[..., None]).squeeze(-1)
+    behind = obtained.amax(-1) - of_q
+    if confidence is None:
+        return behind
+    miss = (of_q - confidence).abs()
+    # A confidence of one half or less does not ask for q to win.
+    wins = (behind == 0) | (confidence <= 0.5)
+    return torch.where((miss <= TOLERANCE) & wins, 0.0, miss.clamp(min=TOLERANCE / 2))
+
+
+def _step(
+    z: Float[Tensor, "pairs dim"],
+    delta: Float[Tensor, "pairs dim"],
+    mu: Float[Tensor, "classes dim"],
+    q: Int[Tensor, " pairs"],
+    alpha: Float[Tensor, " pairs"],
+    obtained: Float[Tensor, "pairs classes"],
+    confidence: float | None,
+) -> Float[Tensor, " pairs"]:
+    """A tenth of the way further, or a Newton step on the log-odds of the asked confidence."""
+    if confidence is None:
+        return torch.full_like(alpha, 0.1)
+    own = q[:, None]
+    logits = equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
+    others = logits.scatter(1, own, -math.inf).softmax(1)
+    rise = delta @ mu.T
+    slope = rise.gather(1, own).squeeze(1) - (others * rise).sum(1)
+    of_q = obtained.gather(1, own).squeeze(1).clamp(1e-6, 1 - 1e-6)
+    asked = math.log(confidence / (1 - confidence))
+    return ((asked - torch.logit(of_q)) / slope).clamp(-0.25, 0.25)
+
+
+def stored_posterior(
+    classifier: InvertibleClassifier, x_hat: Images
+) -> Float[Tensor, "batch classes"]:
+    """p(y) of the 8-bit images that would be stored."""
+    z, _ = classifier.encode_with_log_det(to_pixels(to_uint8(x_hat)).to(x_hat.dtype))
+    return equations.log_posterior(z, classifier.mu).exp()

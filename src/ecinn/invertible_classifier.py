@@ -1,0 +1,20 @@
+"""All that the method asks of a network, so that it can be tested on a rotation."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class InvertibleClassifier(Protocol):
+    """All that ECINN asks of a network."""
+
+    @property
+    def mu(self) -> Tensor:
+        """Class means in latent space, "classes dim"."""
+
+    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z = f(x), "batch dim", and log |det ∂z/∂x|, "batch"."""
+
+    def decode(self, z: Tensor) -> Tensor:
+        """x = f⁻¹(z)."""

@@ -1,0 +1,1 @@
+"""How good counterfactuals are, and the published benchmark they are compared on."""

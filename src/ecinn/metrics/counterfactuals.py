@@ -1,0 +1,259 @@
+"""How good counterfactuals are: one pure function per metric, per image where that has meaning.
+
+Images are stored 8-bit images; a value k counts as k/255. Where a method found no counterfactual,
+it is read as −1, which is neither q nor a change.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from ecinn.errors import InputError
+
+Images = UInt8[Tensor, "batch channels height width"]
+Pixels = Float[Tensor, "batch channels height width"]
+Labels = Int[Tensor, " batch"]
+PerImage = Float[Tensor, " batch"]
+
+_EPSILON = 1e-5  # Van Looveren & Klaise, Interpretable Counterfactual Explanations
+
+
+@dataclass(frozen=True)
+class MeanWithInterval:
+    """A mean, half the width of its 95 % interval, and how many values it is taken over."""
+
+    mean: float
+    half_width: float
+    n: int
+
+
+@dataclass(frozen=True)
+class TransitionCurves:
+    """p(p) and p(q) while an image turns into its counterfactual, most changed pixels first."""
+
+    p: Float[Tensor, "batch points"]
+    q: Float[Tensor, "batch points"]
+
+    @property
+    def cout(self) -> PerImage:
+        """COUT = AUPC_q − AUPC_p in [−1, 1], areas under the curves by the trapezoid rule."""
+        return _area(self.q) - _area(self.p)
+
+
+@dataclass(frozen=True)
+class ConfidenceConsistency:
+    """How well the confidence of counterfactuals follows what was asked for."""
+
+    correlation: float
+    """Pearson's, over all pairs together; nan where either side does not vary."""
+    within: float
+    """Share of pairs with |asked − obtained| ≤ 0.05."""
+    mean_squared_error: float
+
+
+def reached(read_as: Labels, q: Labels) -> Bool[Tensor, " batch"]:
+    """C(x̂) = q."""
+    return (read_as == q) & (read_as >= 0)
+
+
+def class_changed(read_as: Labels, p: Labels) -> Bool[Tensor, " batch"]:
+    """C(x̂) ≠ p, whatever it is instead: what the literature calls target-class validity."""
+    return (read_as != p) & (read_as >= 0)
+
+
+def oracle_agrees(scores: Float[Tensor, "batch classes"], q: Labels) -> Bool[Tensor, " batch"]:
+    """argmax_y s_y(x̂) = q, for logits or posteriors s of a classifier that did not take part."""
+    return scores.argmax(1) == q
+
+
+def l1(original: Images, counterfactual: Images) -> PerImage:
+    """‖x̂ − x‖₁."""
+    return _change(original, counterfactual).abs().sum(1).double() / 255
+
+
+def l2(original: Images, counterfactual: Images) -> PerImage:
+    """‖x̂ − x‖₂."""
+    return _change(original, counterfactual).square().sum(1).double().sqrt() / 255
+
+
+def elastic_net(original: Images, counterfactual: Images) -> PerImage:
+    """EN = ‖x̂ − x‖₁ + ‖x̂ − x‖₂."""
+    return l1(original, counterfactual) + l2(original, counterfactual)
+
+
+def im1(counterfactual: Pixels, by_q: Pixels, by_p: Pixels) -> PerImage:
+    """IM1 = ‖c − AE_q(c)‖² / (‖c − AE_p(c)‖² + 10⁻⁵); below 1 where c is more of q than of p.
+
+    Args:
+        counterfactual: c as the autoencoders take it.
+        by_q: what the autoencoder of class q makes of it.
+        by_p: what that of class p makes of it.
+    """
+    to_q = _squared_norm(counterfactual.double() - by_q.double())
+    return to_q / (_squared_norm(counterfactual.double() - by_p.double()) + _EPSILON)
+
+
+def im2(counterfactual: Pixels, by_q: Pixels, by_all: Pixels) -> PerImage:
+    """IM2 = ‖AE_q(c) − AE_all(c)‖² / (‖c‖₁ + 10⁻⁵).
+
+    Real images do not score 0: below their score, smaller is not better. ‖c‖₁ depends on where
+    the pixels' zero is, so c has to be as the autoencoders take it.
+    """
+    apart = _squared_norm(by_q.double() - by_all.double())
+    return apart / (counterfactual.double().flatten(1).abs().sum(1) + _EPSILON)
+
+
+def frechet_distance(
+    features_a: Float[Tensor, "n_a features"], features_b: Float[Tensor, "n_b features"]
+) -> float:
+    """‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a S_b)^½) of means m and covariances S, in float64.
+
+    With centred features A = Q R, S = RᵀR, and tr (S_a S_b)^½ is the sum of the singular values
+    of R_a R_bᵀ: no covariance is formed and no root of a singular matrix is taken.
+    """
+    if min(len(features_a), len(features_b)) < 2:
+        raise InputError("a Fréchet distance needs at least two images on either side")
+    (mean_a, root_a), (mean_b, root_b) = _moments(features_a), _moments(features_b)
+    shared = torch.linalg.svdvals(root_a @ root_b.T).sum()
+    spread = root_a.square().sum() + root_b.square().sum() - 2 * shared
+    return float((mean_a - mean_b).square().sum() + spread.clamp(min=0))
+
+
+def label_variation_score(
+    before: Float[Tensor, "batch classes"], after: Float[Tensor, "batch classes"]
+) -> PerImage:
+    """Jensen–Shannon divergence of an oracle's posteriors of x and x̂, in [0, ln 2].
+
+    Near 0 for labels that the counterfactual should have left alone.
+    """
+    before, after = before.double(), after.double()
+    middle = (before + after) / 2
+    return (_entropy(middle) - (_entropy(before) + _entropy(after)) / 2).clamp(0, math.log(2))
+
+
+def transition_curves(
+    posterior: Callable[[Tensor], Tensor],
+    original: Images,
+    counterfactual: Images,
+    p: Labels,
+    q: Labels,
+    steps: int = 50,
+) -> TransitionCurves:
+    """Posteriors of p and q while x becomes x̂ in equal steps (Khorram & Fuxin 2022).
+
+    Positions go by |x̂ − x| summed over channels, largest first.
+
+    Args:
+        posterior: p(y|x) of 8-bit images, "batch classes"; called steps + 1 times.
+    """
+    if steps < 1:
+        raise InputError(f"a transition takes at least one step, not {steps}")
+    batch, _, height, width = original.shape
+    change = (counterfactual.int() - original.int()).abs().sum(1).flatten(1)
+    rank = change.argsort(stable=True, dim=1, descending=True).argsort(1)
+    rank = rank.reshape(batch, 1, height, width)
+    pair = torch.stack([p, q], 1)
+    points = []
+    for step in range(steps + 1):
+        replaced = rank < step * height * width // steps
+        points.append(posterior(torch.where(replaced, counterfactual, original)).gather(1, pair))
+    curves = torch.stack(points, -1)
+    return TransitionCurves(curves[:, 0], curves[:, 1])
+
+
+def diversity(
+    counterfactuals: UInt8[Tensor, "n channels height width"],
+    real: UInt8[Tensor, "m channels height width"],
+    rows: int = 256,
+) -> float:
+    """Mean L2 distance between counterfactuals of a class, over that between its real images.
+
+    0 where all are the same, 1 where they are as varied as real ones.
+
+    Args:
+        rows: how many images are compared with all others at a time.
+    """
+    if min(len(counterfactuals), len(real)) < 2:
+        raise InputError("diversity needs at least two counterfactuals and two real images")
+    reality = _mean_pairwise_distance(real, rows)
+    if reality == 0:
+        raise InputError("diversity needs real images that differ: these are all the same")
+    return _mean_pairwise_distance(counterfactuals, rows) / reality
+
+
+def confidence_consistency(
+    asked: Float[Tensor, "*pairs"], obtained: Float[Tensor, "*pairs"]
+) -> ConfidenceConsistency:
+    """Pearson's r, the share within 0.05 and the mean squared error of obtained against asked."""
+    asked, obtained = asked.flatten().double(), obtained.flatten().double()
+    error = obtained - asked
+    centred_asked, centred = asked - asked.mean(), obtained - obtained.mean()
+    scale = (centred_asked.square().sum() * centred.square().sum()).sqrt()
+    # What is 0.05 apart in decimal is so in binary only up to rounding.
+    within = error.abs() <= 0.05 + 1e-9
+    return ConfidenceConsistency(
+        correlation=float((centred_asked * centred).sum() / scale),
+        within=float(within.double().mean()),
+        mean_squared_error=float(error.square().mean()),
+    )
+
+
+def share_inside(
+    change: Pixels, mask: Bool[Tensor, "height width"] | Bool[Tensor, "batch height width"]
+) -> PerImage:
+    """Σ_inside δ² / Σ δ²; nan where nothing changed."""
+    squared = change.double().square()
+    inside = (squared * mask.unsqueeze(-3)).flatten(1).sum(1)
+    return inside / squared.flatten(1).sum(1)
+
+
+def mean_and_interval(
+    values: Float[Tensor, " values"] | Bool[Tensor, " values"],
+) -> MeanWithInterval:
+    """The mean ± 1.96 σ/√n, an interval of 95 % for many values; nan where there are none."""
+    values = values.double()
+    mean = values.mean()
+    sigma = (values - mean).square().mean().sqrt()
+    half_width = 1.96 * float(sigma) / math.sqrt(max(len(values), 1))
+    return MeanWithInterval(float(mean), half_width, len(values))
+
+
+def _change(original: Images, counterfactual: Images) -> Int[Tensor, "batch dim"]:
+    return (counterfactual.int() - original.int()).flatten(1)
+
+
+def _squared_norm(values: Pixels) -> PerImage:
+    return values.flatten(1).square().sum(1)
+
+
+def _entropy(posterior: Float[Tensor, "batch classes"]) -> PerImage:
+    return -torch.xlogy(posterior, posterior).sum(1)
+
+
+def _area(curve: Float[Tensor, "batch points"]) -> PerImage:
+    return torch.trapezoid(curve, dim=1) / (curve.shape[1] - 1)
+
+
+def _moments(
+    features: Float[Tensor, "n features"],
+) -> tuple[Float[Tensor, " features"], Float[Tensor, "rank features"]]:
+    """The mean, and R with RᵀR the covariance."""
+    features = features.double()
+    mean = features.mean(0)
+    root = torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1), mode="r").R
+    return mean, root
+
+
+def _mean_pairwise_distance(images: Images, rows: int) -> float:
+    """Over all pairs of different images. Exact: squares of 8-bit values are whole in float64."""
+    flat = images.flatten(1).double()
+    squared_norm = flat.square().sum(1)
+    total = 0.0
+    for some, norm in zip(flat.split(rows), squared_norm.split(rows), strict=True):
+        squared = norm[:, None] + squared_norm - 2 * some @ flat.T
+        total += float(squared.sqrt().sum())
+    return total / (255 * len(flat) * (len(flat) - 1))
