@@ -224,7 +224,7 @@ def test_what_fails_inside_is_one_line_too(three: Path, monkeypatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("not enough\nmemory")
 
-    monkeypatch.setattr(cli, "load", broken)
+    monkeypatch.setattr(cli.explain, "load", broken)
     assert "not enough memory" in fails("explain", three, code=1)
     monkeypatch.setenv("ECINN_DEBUG", "1")
     with pytest.raises(RuntimeError):
@@ -249,7 +249,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
     """The whole way through the command line, on a network small enough for a test."""
     import dataclasses
 
-    from ecinn.experiments import MNIST
+    from ecinn.experiments import MNIST, Experiment
     from ecinn.model.inn import Stage
 
     small = dataclasses.replace(
@@ -260,12 +260,15 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
         learning_rate=1e-2,
     )
     monkeypatch.setattr(cli.train, "find_experiment", lambda name: small)
-    test_set = load_mnist("test").first(200)
-    monkeypatch.setattr(cli, "_test_images", lambda experiment: test_set)
+    monkeypatch.setattr(
+        Experiment,
+        "load",
+        lambda self, split: load_mnist(split).first(1000 if split == "train" else 200),
+    )
     run_folder = tmp_path / "run"
     code, stdout, stderr = run(
         "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 1000,
-        "--batch-size", 32, "--device", "cpu", "--tensorboard",
+        "--batch-size", 32, "--device", "cpu", "--tensorboard", "--refine-epochs", 0,
     )  # fmt: skip
     assert code == 0, stderr
     assert "epoch 3/3" in stderr
@@ -278,6 +281,56 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
     assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
     code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
     assert code == 0, stderr
+    refined = tmp_path / "refined"
+    code, _, stderr = run(
+        "train", "mnist", "--out", refined, "--from", run_folder, "--refine-epochs", 1,
+        "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
+    )  # fmt: skip
+    assert code == 0, stderr
+    record = json.loads((refined / "training.json").read_text())
+    assert record["settings"]["refinement"]["proximity"] == 2.5
+    assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
+    assert len(record["first_stage"]["curve"]) == 3
+    assert len(record["curve"]) == 1
+    assert "there must be a second" in fails(
+        "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
+    )
+
+
+def test_asked_confidence_is_given_or_refused_in_words(three: Path, tmp_path: Path) -> None:
+    code, stdout, stderr = run(
+        "explain", three, "--target", 8, "--out", tmp_path, "--json",
+        "--confidence", 0.8, "--verified",
+    )  # fmt: skip
+    assert code == 0, stderr
+    report = json.loads(stdout)["explanations"][0]
+    target = report["targets"][0]
+    assert report["confidence"] == 0.8
+    assert target["reachable"]
+    assert abs(target["convincing"]["stored_posterior"]["8"] - 0.8) <= 0.05
+    assert target["passes"] == 3 + 2 * target["corrections"]
+    assert target["film"] is None
+    for wrong in (0, 1, 1.5, "nan"):
+        assert "between 0 and 1" in fails("explain", three, "--confidence", wrong)
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_film_shows_the_way_there_and_back(three: Path, tmp_path: Path, kind: str) -> None:
+    code, stdout, stderr = run(
+        "explain", three, "--target", 8, "--out", tmp_path, "--json",
+        "--film", kind, "--frames", 6,
+    )  # fmt: skip
+    assert code == 0, stderr
+    film = json.loads(stdout)["explanations"][0]["targets"][0]["film"]
+    with Image.open(film["file"]) as frames:
+        assert frames.format == kind.upper()
+        assert frames.n_frames == 10
+    assert len(film["alphas"]) == 6
+    assert len(film["posterior"]["8"]) == 6
+    assert film["posterior"]["8"][-1] > 0.9 > film["posterior"]["8"][0]
+    with Image.open(film["plot"]) as plot:
+        assert plot.size == (448, 240)
+    assert "gif" in run("explain", three, "--film", "mp4")[2]
 
 
 def test_evaluate_prints_one_object(mnist) -> None:

@@ -149,3 +149,90 @@ def test_smoothed_cross_entropy_is_torchs(numbers) -> None:
     expected = torch.nn.functional.cross_entropy(logits, n["p"], label_smoothing=0.1)
     ours = equations.smoothed_cross_entropy(logits.log_softmax(1), n["p"], 0.1)
     torch.testing.assert_close(ours, expected)
+
+
+def line_in_latent_space(
+    classes: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """z, Δ, μ, p and q of 300 lines that lead roughly, not exactly, from p to q."""
+    g = torch.Generator().manual_seed(seed)
+    mu = 3 * torch.randn((classes, 6), generator=g, dtype=torch.float64)
+    p = torch.randint(classes, (300,), generator=g)
+    q = (p + torch.randint(1, classes, (300,), generator=g)) % classes
+    z = mu[p] + torch.randn((300, 6), generator=g, dtype=torch.float64)
+    delta = mu[q] - mu[p] + 0.8 * torch.randn((300, 6), generator=g, dtype=torch.float64)
+    return z, delta, mu, p, q
+
+
+def posterior_by_distances(z: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
+    return (-0.5 * torch.cdist(z, mu).square()).softmax(-1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("confidence", [0.03, 0.5, 0.9, 0.999])
+def test_confident_alpha_gives_the_asked_confidence(classes: int, confidence: float) -> None:
+    z, delta, mu, _, q = line_in_latent_space(classes, seed=classes)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, q, confidence)
+    posterior = posterior_by_distances(z + alpha[:, None] * delta, mu)
+    obtained = posterior.gather(1, q[:, None]).squeeze(1)
+    expected = torch.full_like(obtained, confidence)
+    torch.testing.assert_close(obtained[reachable], expected[reachable], rtol=1e-6, atol=1e-9)
+    assert reachable.float().mean() > 0.5
+    # On the way to q: a little further, q is surer.
+    further = posterior_by_distances(z + (alpha + 1e-3)[:, None] * delta, mu)
+    assert (further.gather(1, q[:, None]).squeeze(1) > obtained)[reachable].all()
+
+
+def test_unreachable_confidence_is_told_and_the_highest_given() -> None:
+    """By brute force over a fine grid of α."""
+    z, delta, mu, _, q = line_in_latent_space(10, seed=1)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, q, 0.99)
+    grid = torch.linspace(-2, 6, 3001, dtype=torch.float64)
+    on_grid = torch.stack(
+        [posterior_by_distances(z + a * delta, mu).gather(1, q[:, None]).squeeze(1) for a in grid]
+    )
+    assert torch.equal(reachable, on_grid.amax(0) >= 0.99)
+    assert 0 < int((~reachable).sum()) < 150
+    obtained = posterior_by_distances(z + alpha[:, None] * delta, mu)
+    obtained = obtained.gather(1, q[:, None]).squeeze(1)[~reachable]
+    highest = on_grid.amax(0)[~reachable]
+    assert (obtained >= highest).all()
+    torch.testing.assert_close(obtained, highest, rtol=1e-3, atol=1e-4)
+
+
+def test_half_confidence_between_two_classes_is_the_tipping_point() -> None:
+    z, delta, mu, p, q = line_in_latent_space(2, seed=5)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, q, 0.5)
+    alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
+    torch.testing.assert_close(alpha[reachable], alpha_0[reachable])
+
+
+def test_two_classes_in_closed_form_agree_with_the_solver() -> None:
+    """A third class infinitely far away changes nothing but the route."""
+    z, delta, mu, _, q = line_in_latent_space(2, seed=6)
+    far = torch.cat([mu, torch.full((1, 6), 40.0, dtype=torch.float64)])
+    closed, reachable = equations.confident_alpha(z, delta, mu, q, 0.8)
+    solved, _ = equations.confident_alpha(z, delta, far, q, 0.8)
+    near = reachable & (closed.abs() < 3)
+    assert near.sum() > 200
+    torch.testing.assert_close(closed[near], solved[near])
+
+
+def test_a_line_that_leads_away_from_q_reaches_no_confidence() -> None:
+    mu = torch.tensor([[0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    away = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
+    _, reachable = equations.confident_alpha(mu[:1], away, mu, torch.tensor([1]), 0.9)
+    assert not reachable.any()
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_departing_alpha_leaves_p_at_the_asked_confidence(classes: int) -> None:
+    z, delta, mu, p, _ = line_in_latent_space(classes, seed=7)
+    asked = torch.linspace(0.05, 0.95, 300, dtype=torch.float64)
+    alpha, reachable = equations.departing_alpha(z, delta, mu, p, asked)
+    obtained = posterior_by_distances(z + alpha[:, None] * delta, mu)
+    obtained = obtained.gather(1, p[:, None]).squeeze(1)
+    torch.testing.assert_close(obtained[reachable], asked[reachable])
+    further = posterior_by_distances(z + (alpha + 1e-3)[:, None] * delta, mu)
+    assert (further.gather(1, p[:, None]).squeeze(1) < obtained)[reachable].all()
+    assert reachable.float().mean() > 0.5

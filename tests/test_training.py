@@ -6,16 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from ecinn import optimisation, training
-from ecinn.checkpoints import load_checkpoint
+from conftest import randomise
+from ecinn import equations, optimisation, training
+from ecinn.checkpoints import Checkpoint, load_checkpoint
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
-from ecinn.experiments import MNIST, Experiment, find_experiment
+from ecinn.experiments import MNIST, Experiment, Refinement, find_experiment
 from ecinn.finishing import refit_means
+from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.critic import Critic
 from ecinn.model.inn import Architecture, Stage
-from ecinn.training import Progress, TrainingState, train
+from ecinn.pixels import to_pixels, to_uint8
+from ecinn.refinement import RefinementStep, _as_stored, critic_loss, second_stage
+from ecinn.training import Progress, train
+from ecinn.training_state import RefinementState, TrainingState
 
 STATE_FILE = training.STATE_FILES[0]
 
@@ -193,3 +199,162 @@ def test_refitted_means_are_where_the_loss_is_flat(experiment: Experiment) -> No
 def test_unknown_experiment_lists_the_known() -> None:
     with pytest.raises(InputError, match="mnist"):
         find_experiment("cifar")
+
+
+@pytest.fixture
+def refined(experiment: Experiment) -> Experiment:
+    refinement = Refinement(epochs=2, proximity=3.0, faithfulness=1.0, realism=0.1)
+    return dataclasses.replace(experiment, epochs=1, batch_size=64, refinement=refinement)
+
+
+@pytest.mark.parametrize(
+    ("proximity", "faithfulness", "realism"), [(2.0, 0.0, 0.0), (0.0, 3.0, 0.0), (0.0, 0.0, 0.7)]
+)
+def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
+    proximity: float, faithfulness: float, realism: float, refined: Experiment, data: Dataset
+) -> None:
+    """Each term by hand: absolute values, Σ p log p/q over 8-bit images, the critic's scores."""
+    settings = Refinement(2, proximity, faithfulness, realism)
+    step = refinement_step(dataclasses.replace(refined, refinement=settings), data)
+    classifier, mu = step.state.classifier, step.state.classifier.mu.detach()
+    with torch.no_grad():
+        first = step._batch_loss()
+        q = torch.arange(64) % 10
+        z_hat = first.z + 0.5 * torch.randn(first.z.shape, generator=step.generator)
+        x_hat = classifier.decode(z_hat).clamp(0, 1)
+        loss = float(step._counterfactual_loss(first, z_hat, x_hat, q, 12))
+        asked = (-0.5 * torch.cdist(z_hat, mu).square()).softmax(1).double()
+        stored = classifier.encode(to_pixels(to_uint8(x_hat)))
+        obtained = (-0.5 * torch.cdist(stored, mu).square()).softmax(1).double()
+        expected = proximity * float((x_hat - first.x).abs().mean())
+        divergence = (asked * (asked.log() - obtained.log())).nan_to_num(0.0).sum(1).mean()
+        expected += faithfulness * float(divergence)
+        expected -= realism * float(step.refined.critic(x_hat[:12], q[:12]).mean())
+    assert loss == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    assert abs(loss) > 1e-4
+
+
+def test_second_stage_resumes_to_the_same_weights(
+    refined: Experiment, data: Dataset, tmp_path: Path
+) -> None:
+    data = data.first(256)
+    whole = train(refined, data, tmp_path / "whole", device=CPU)
+    epochs = iter(range(100))
+
+    def stop_in_last_epoch(progress: Progress) -> None:
+        if next(epochs) == 2:  # one report an epoch: first stage, refinement, refinement
+            raise InterruptError
+
+    interrupted = tmp_path / "interrupted"
+    with pytest.raises(InterruptError):
+        train(refined, data, interrupted, device=CPU, observe=stop_in_last_epoch, save_every=0.0)
+    assert not (interrupted / training.MODEL_FILE).exists()
+    torch.rand(5)
+    resumed = train(refined, data, interrupted, device=CPU, resume=True)
+    assert resumed.experiment == refined
+    assert load_checkpoint(interrupted).experiment == refined
+    weights = whole.classifier.state_dict()
+    for name, value in resumed.classifier.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE).classifier.state_dict()
+    assert not torch.equal(first["mu"], weights["mu"])
+
+
+def test_refining_another_kind_of_network_is_refused(refined, data, tmp_path) -> None:
+    other = dataclasses.replace(refined, architecture=MNIST.architecture)
+    with pytest.raises(InputError, match="layers differ"):
+        train(refined, data, tmp_path, device=CPU, pretrained=untrained(other, data))
+
+
+def untrained(experiment: Experiment, data: Dataset) -> Checkpoint:
+    classifier = GenerativeClassifier(experiment.architecture).eval()
+    mu = classifier.mu.detach()
+    return Checkpoint(experiment, classifier, mu, (0.0, 1.0), data.class_names)
+
+
+def refinement_step(refined: Experiment, data: Dataset) -> RefinementStep:
+    stage = second_stage(refined)
+    state = RefinementState.refine(untrained(refined, data), stage, CPU)
+    randomise(state.classifier)
+    step = RefinementStep(stage, data, state, CPU)
+    step.begin_epoch(0)
+    return step
+
+
+def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q(
+    refined: Experiment, data: Dataset
+) -> None:
+    step = refinement_step(refined, data)
+    mu = step.state.classifier.mu.detach()
+    p = torch.arange(40) % 10
+    q = step._other_class(p)
+    assert (q != p).all()
+    assert len(q.unique()) == 10
+    noise = torch.randn((40, mu.shape[1]), generator=torch.Generator().manual_seed(1))
+    z_hat, convincing = step._corrected_latents(mu[p] + 0.1 * noise, p, q)
+    assert convincing == 20
+    log_odds = (equations.log_posterior(z_hat, mu)).detach()
+    odds = log_odds.gather(1, q[:, None]) - log_odds.gather(1, p[:, None])
+    confidence = odds.squeeze(1).sigmoid()
+    # μ̄ is μ here: α₀ ≈ ½ and α₁ ≈ 1.05, which is beyond the mean of q.
+    assert (confidence[:20] > 0.999).all()
+    asked = confidence[20:]
+    assert 0.009 < asked.min() < 0.3
+    assert 0.7 < asked.max() < 0.991
+
+
+def test_refinement_decodes_what_it_encoded(refined: Experiment, data: Dataset) -> None:
+    """Dropout would make the inverse another network's."""
+    assert refined.architecture.dropout > 0
+    classifier = refinement_step(refined, data).state.classifier
+    x = to_pixels(data.images[:8])
+    with torch.no_grad():
+        torch.testing.assert_close(classifier.decode(classifier.encode(x)), x, atol=1e-4, rtol=0)
+
+
+def test_running_means_follow_the_batch(refined: Experiment, data: Dataset) -> None:
+    step = refinement_step(refined, data)
+    before = step.refined.means.mu_bar.clone()
+    z = torch.randn((30, before.shape[1]), generator=torch.Generator().manual_seed(2))
+    label = torch.arange(30) % 3
+    step._follow_means(z, label)
+    after = step.refined.means.mu_bar
+    for k in range(3):
+        expected = 0.98 * before[k] + 0.02 * z[label == k].mean(0)
+        torch.testing.assert_close(after[k], expected)
+    assert torch.equal(after[3:], before[3:])  # classes without an image stay
+
+
+def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
+    x = uniform(2, 1, 3, 3).float().requires_grad_()
+    stored = _as_stored(x)
+    assert torch.equal(stored.detach() * 256 - 0.5, (x.detach() * 256).floor())
+    stored.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_critic_learns_to_tell_real_from_other(generator: torch.Generator) -> None:
+    """Class k is bright in row k; counterfactuals are flat."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        critic = Critic((1, 8, 8), 4)
+    optimiser = torch.optim.Adam(critic.parameters(), 1e-3)
+    label = torch.arange(64) % 4
+    for _ in range(60):
+        real = 0.1 * torch.rand((64, 1, 8, 8), generator=generator)
+        real[torch.arange(64), 0, label] += 0.8
+        flat = 0.3 + 0.1 * torch.rand((32, 1, 8, 8), generator=generator)
+        loss = critic_loss(critic, real, label, flat, (label + 1) % 4, 0.01)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        score = critic(real, label)
+        assert score.min() > 0
+        assert critic(flat, label[:32]).max() < 0
+        assert critic(real, (label + 1) % 4).max() < 0
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 12, 20)])
+def test_critic_takes_any_shape(shape: tuple[int, int, int]) -> None:
+    assert Critic(shape, 3)(torch.zeros(2, *shape), torch.tensor([0, 2])).shape == (2,)

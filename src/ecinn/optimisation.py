@@ -39,11 +39,14 @@ class OptimisationStep:
         self.figures = torch.zeros(3, device=device)
         self.averages: list[Tensor] = list(state.average.parameters())
         self.parameters: list[Tensor] = list(state.classifier.parameters())
-        state.classifier.train()
+        self._set_mode()
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             _prepare_for_gpu(state.classifier, inverse=self.inverts)
             self._capture()
+
+    def _set_mode(self) -> None:
+        self.state.classifier.train()
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed what is random and shuffle the images."""

@@ -13,6 +13,7 @@ INK = (28, 32, 38)
 MUTED = (98, 106, 116)
 WARNING = (168, 66, 0)
 FRAME = (205, 210, 216)
+OTHERS = (176, 182, 190)
 PAPER = (255, 255, 255)
 ADDED = np.array([178, 24, 43])
 """Red where light is added."""
@@ -135,10 +136,11 @@ def draw_curves(
     curves: Curves, marked: int | None = None, size: tuple[int, int] = (448, 240)
 ) -> Image.Image:
     """The curves over α; the two classes that matter in colour, the others grey."""
-    width, height = size
-    small = _font(13)
-    left, right, top, bottom = 44, width - 16, 34, height - 34
-    canvas = Image.new("RGB", size, PAPER)
+    # Drawn at twice the size, because Pillow draws lines without smoothing.
+    width, height = 2 * size[0], 2 * size[1]
+    small = _font(26)
+    left, right, top, bottom = 88, width - 36, 68, height - 68
+    canvas = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(canvas)
     low, span = float(curves.x[0]), float(np.ptp(curves.x)) or 1.0
 
@@ -147,26 +149,26 @@ def draw_curves(
 
     for share in (0.0, 0.5, 1.0):
         across = place(low, share)[1]
-        pen.line((left, across, right, across), FRAME)
-        pen.text((left - 6, across), f"{100 * share:.0f} %", MUTED, small, anchor="rm")
+        pen.line((left, across, right, across), FRAME, 2)
+        pen.text((left - 12, across), f"{100 * share:.0f} %", MUTED, small, anchor="rm")
     others = [k for k in range(len(curves.names)) if k not in (curves.first, curves.second)]
     for k in (*others, curves.first, curves.second):
         points = [place(float(x), float(y)) for x, y in zip(curves.x, curves.y[k], strict=True)]
-        colour = {curves.first: tuple(REMOVED), curves.second: tuple(ADDED)}.get(k, FRAME)
-        pen.line(points, colour, 3 if k not in others else 2, joint="curve")
-    for k, ink, start in ((curves.first, REMOVED, left), (curves.second, ADDED, left + 96)):
-        pen.line((start, 17, start + 18, 17), tuple(ink), 3)
-        pen.text((start + 24, 17), curves.names[k], INK, small, anchor="lm")
-    if others:
-        pen.line((left + 192, 17, left + 210, 17), FRAME, 2)
-        pen.text((left + 216, 17), "others", MUTED, small, anchor="lm")
+        colour = {curves.first: tuple(REMOVED), curves.second: tuple(ADDED)}.get(k, OTHERS)
+        pen.line(points, colour, 6 if k not in others else 4, joint="curve")
+    start = float(left)
+    named = [(curves.names[curves.first], REMOVED), (curves.names[curves.second], ADDED)]
+    for name, ink in [*named, ("others", np.array(OTHERS))][: 3 if others else 2]:
+        pen.line((start, 34, start + 36, 34), tuple(ink), 6)
+        pen.text((start + 48, 34), name, INK, small, anchor="lm")
+        start += 100 + small.getlength(name)
     for x in (curves.x[0], curves.x[-1]):
-        pen.text((place(float(x), 0)[0], bottom + 6), f"{x:.2f}", MUTED, small, anchor="ma")
-    pen.text(((left + right) / 2, bottom + 6), "α", MUTED, small, anchor="ma")
+        pen.text((place(float(x), 0.0)[0], bottom + 12), f"{x:.2f}", MUTED, small, anchor="ma")
+    pen.text(((left + right) / 2, bottom + 12), "alpha", MUTED, small, anchor="ma")
     if marked is not None:
-        across = place(float(curves.x[marked]), 0)[0]
-        pen.line((across, top, across, bottom), INK, 1)
-    return canvas
+        across = place(float(curves.x[marked]), 0.0)[0]
+        pen.line((across, top, across, bottom), INK, 3)
+    return canvas.resize(size, Image.Resampling.LANCZOS)
 
 
 def film_frame(array: Array, curves: Curves, step: int) -> Image.Image:

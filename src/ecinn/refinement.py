@@ -5,7 +5,7 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset
@@ -21,6 +21,8 @@ HIGHEST_CONFIDENCE = 0.99
 """Random confidences are drawn between this and its counterpart."""
 
 Images = Float[Tensor, "batch channels height width"]
+Counterfactuals = Float[Tensor, "some channels height width"]
+"""Those at α₁: the first of a batch."""
 Labels = Int[Tensor, " batch"]
 
 
@@ -47,6 +49,13 @@ class RefinementStep(OptimisationStep):
         assert stage.refinement is not None
         self.settings = stage.refinement
         super().__init__(stage, data, state, device)
+
+    def _set_mode(self) -> None:
+        """Without dropout: encode and decode must be each other's inverse."""
+        super()._set_mode()
+        for module in self.state.classifier.modules():
+            if isinstance(module, nn.Dropout | nn.Dropout2d):
+                module.eval()
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take a step; the critic slows down with the classifier but starts at once."""
@@ -128,7 +137,9 @@ class RefinementStep(OptimisationStep):
         )
         return loss
 
-    def _train_critic(self, real: Images, label: Labels, x_hat: Images, q: Labels) -> None:
+    def _train_critic(
+        self, real: Images, label: Labels, x_hat: Counterfactuals, q: Labels
+    ) -> None:
         loss = critic_loss(
             self.refined.critic, real, label, x_hat, q, self.settings.gradient_penalty
         )
@@ -143,7 +154,12 @@ def _as_stored(x: Images) -> Images:
 
 
 def critic_loss(
-    critic: Critic, real: Images, label: Labels, x_hat: Images, q: Labels, penalty: float
+    critic: Critic,
+    real: Images,
+    label: Labels,
+    x_hat: Counterfactuals,
+    q: Labels,
+    penalty: float,
 ) -> Float[Tensor, ""]:
     """Hinge: real images above 1; counterfactuals, and real images of another class, below −1."""
     real = real.detach().requires_grad_()

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from ecinn.explanation import Certificate, Explanation
 from ecinn.files import atomic_write
-from ecinn.pictures import image_array, png_bytes, to_image
+from ecinn.paths import CounterfactualPath
+from ecinn.pictures import film_bytes, image_array, png_bytes, to_image
 
 
-def write_report(folder: Path, name: str, notes: list[str], e: Explanation) -> dict[str, Any]:
+def write_report(
+    folder: Path, name: str, notes: list[str], e: Explanation, *, film: str = "gif"
+) -> dict[str, Any]:
     """All files of one image; returns what was written and measured."""
     picture = folder / f"{name}-explanation.png"
     targets = []
@@ -28,11 +31,19 @@ def write_report(folder: Path, name: str, notes: list[str], e: Explanation) -> d
                 "target": e.class_names[q],
                 "alpha_0": float(e.alpha_0[0, column]),
                 "alpha_1": float(e.alpha_1[0, column]),
+                "alpha": float(e.alpha[0, column]),
+                "reachable": bool(e.reachable[0, column]),
+                "highest": None
+                if bool(e.reachable[0, column])
+                else float(e.convincing_certificate.posterior[0, column, q]),
+                "corrections": int(e.corrections[0, column]),
+                "passes": e.passes + 2 * int(e.corrections[0, column]),
                 "third_class": _name_or_none(e, int(e.third_class[0, column])),
                 "tipping_point": _certificate(e, e.tipping_certificate, column)
                 | {"file": files["tipping_point"]},
                 "convincing": _certificate(e, e.convincing_certificate, column)
                 | {"file": files["convincing"]},
+                "film": _write_film(folder / f"{name}-to-{label}-path", e.path, column, film),
             }
         )
     atomic_write(picture, png_bytes(e.picture()))
@@ -44,9 +55,27 @@ def write_report(folder: Path, name: str, notes: list[str], e: Explanation) -> d
         "log_p": float(e.log_p[0]),
         "typical": None if e.typical is None else bool(e.typical[0]),
         "round_trip_error": float(e.round_trip_error[0]),
+        "confidence": e.confidence,
         "passes": e.passes,
         "picture": str(picture),
         "targets": targets,
+    }
+
+
+def _write_film(
+    stem: Path, path: CounterfactualPath | None, column: int, kind: str
+) -> dict[str, Any] | None:
+    """The film and the plot of one target's path, and its numbers; None if there is none."""
+    if path is None:
+        return None
+    film, plot = stem.with_name(f"{stem.name}.{kind}"), stem.with_name(f"{stem.name}.png")
+    atomic_write(film, film_bytes(path.film(0, column), kind))
+    atomic_write(plot, png_bytes(path.plot(0, column)))
+    return {
+        "file": str(film),
+        "plot": str(plot),
+        "alphas": path.alphas[0, column].tolist(),
+        "posterior": dict(zip(path.class_names, path.verdict[0, column].T.tolist(), strict=True)),
     }
 
 

@@ -23,14 +23,14 @@ from ecinn.metrics.counterfactuals import MeanWithInterval
 from ecinn.pretrained import Model
 
 OURS = "ours"
-REAL = "random real image of q"
-PERFECT = "perfect move of the dot"
+REAL = "real image of q"
+PERFECT = "perfect answer"
 DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
 _BATCH = 250
-_DATASETS: Mapping[BenchmarkName, str] = MappingProxyType(
+DATASETS: Mapping[BenchmarkName, str] = MappingProxyType(
     {"mnist": "mnist", "fake_mnist": "fakemnist"}
 )
 
@@ -268,7 +268,7 @@ def _verdict(
 
 
 def _cue(benchmark: AuthorsBenchmark) -> Cue | None:
-    return CUES.get(_DATASETS[benchmark.name])
+    return CUES.get(DATASETS[benchmark.name])
 
 
 def _count(observe: Observe, what: str, total: int, done: int) -> None:

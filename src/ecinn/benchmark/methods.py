@@ -18,6 +18,7 @@ from ecinn.metrics.counterfactuals import Images
 from ecinn.precision import exact_convolutions
 from ecinn.pretrained import Model
 
+_BATCH = 500
 Run = Callable[[Images, Int[Tensor, "batch 1"]], Counterfactuals]
 """8-bit images and a target each become counterfactuals."""
 
@@ -118,11 +119,11 @@ def read(
     what: str = "reading images",
 ) -> Int[Tensor, " batch"]:
     """C(x) of any number of 8-bit images, where they are."""
-    predicted = []
-    done = 0
+    predicted = torch.zeros(len(images), dtype=torch.long, device=images.device)
     with exact_convolutions():
-        for part in images.split(500):
-            predicted.append(model.classifier.predict(model.pixels(part)).to(images.device))
-            done += len(part)
-            observe(what, done, len(images))
-    return torch.cat(predicted) if predicted else torch.zeros(0, dtype=torch.long)
+        for start in range(0, len(images), _BATCH):
+            part = slice(start, start + _BATCH)
+            answer = model.classifier.predict(model.pixels(images[part]))
+            predicted[part] = answer.to(images.device)
+            observe(what, min(start + _BATCH, len(images)), len(images))
+    return predicted

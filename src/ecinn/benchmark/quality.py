@@ -1,4 +1,4 @@
-"""What judges that took no part, and the planted cue where there is one, say of counterfactuals."""
+"""What judges that took no part, and a planted cue, say of counterfactuals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,13 +93,12 @@ def find_judges(name_or_path: str | None, dataset: str) -> Judges:
 
 
 def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> Images:
-    """For every target a random image of that label: as good as real, as far as any."""
-    images = torch.empty((len(q), *data.images.shape[1:]), dtype=torch.uint8)
+    """For every target a random image of that label; black where there is none."""
+    images = torch.zeros((len(q), *data.images.shape[1:]), dtype=torch.uint8)
     for label in q.unique().tolist():
         choice = (data.labels == label).nonzero()[:, 0]
-        if not len(choice):
-            raise InputError(f"no image of class {label} to draw from: take more images")
-        wanted = (q == label).nonzero()[:, 0]
-        drawn = torch.randint(len(choice), (len(wanted),), generator=generator)
-        images[wanted] = data.images[choice[drawn]]
+        if len(choice):
+            wanted = (q == label).nonzero()[:, 0]
+            drawn = torch.randint(len(choice), (len(wanted),), generator=generator)
+            images[wanted] = data.images[choice[drawn]]
     return images

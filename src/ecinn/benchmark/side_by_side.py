@@ -27,8 +27,8 @@ from ecinn.pretrained import Model
 BATCH_SIZE = 64
 COUT_IMAGES = 100
 """COUT asks an oracle 51 times per image, so it is taken over the first images only."""
-REAL = "random real image of q"
-PERFECT = "perfect move of the cue"
+REAL = "real image of q"
+PERFECT = "perfect answer"
 
 
 @dataclass(frozen=True)
@@ -323,6 +323,7 @@ def _count(observe: Observe, name: str, n: int, done: int) -> None:
 
 
 def _given(images: Images) -> Made:
-    """Images that no method had to make."""
+    """Images that no method had to make; black ones are not there."""
     nothing = torch.zeros(len(images), dtype=torch.long)
-    return Made(images, nothing == 0, nothing > 0, nothing, 0.0, ())
+    exists = (images > 0).flatten(1).any(1)
+    return Made(images, exists, nothing > 0, nothing, 0.0, ())

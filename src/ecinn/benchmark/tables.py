@@ -95,7 +95,7 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
                 "Every method has the same images and the same random targets (seed "
                 f"{result.seed}). Reached q and class changed: what the explained classifier says "
                 "of the stored 8-bit image, over all images. Oracles took no part; COUT and label "
-                "variation are the convolutional one's."
+                "variation are the convolutional one's. A real image of q is a random one."
                 + (
                     " Label variation should be near 0: the digit is not what the class is."
                     if planted
@@ -106,7 +106,7 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
         Table(
             "How near, how real",
             (
-                "method", "EN", "L1", "L2", "IM1", "IM2 ×100", "Fréchet distance",
+                "method", "EN", "L1", "L2", "IM1", "IM2 ×100", "Fréchet",
                 "bits/dim", "diversity",
             ),
             tuple((row.method, *_nearness(row.images)) for row in rows),
@@ -121,35 +121,43 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
         ),
         Table(
             "At what cost",
-            ("method", "passes", "seconds each", "found nothing", "raised an error", "what it is"),
+            ("method", "passes", "seconds each", "found nothing", "raised an error"),
             tuple(_cost(row) for row in result.methods),
             (
                 f"Seconds are wall-clock, in batches of {result.batch_size}. Where a method found "
                 "nothing, the best image that it had is scored; where it raised an error, the "
                 "image counts as not reached and is in no other mean.",
+                *(f"{row.method}: {ABOUT[row.method]}." for row in result.methods),
+                *(
+                    f"{row.method} raised an error in {len(row.errors)} batch(es), first: "
+                    f"{row.errors[0]}"
+                    for row in result.methods
+                    if row.errors
+                ),
             ),
         ),
     )  # fmt: skip
 
 
 def _convinced(row: Scores, *, planted: bool) -> tuple[str, ...]:
-    images = row.images
-    verdict = None if images is None else images.verdict
-    middle: tuple[str, ...]
-    if planted:
-        middle = (
-            percent(verdict and verdict.truth),
-            percent(verdict and verdict.inside, 1),
-            *_by_family(verdict, kept=True),
-        )
-    else:
-        middle = (*_by_family(verdict, kept=False), number(images and images.cout, 3))
+    head = (row.method, percent(row.reached), percent(row.class_changed))
+    if row.images is None:
+        return (*head, *[NONE] * (5 if planted else 4))
+    verdict = row.images.verdict
+    middle = _planted(verdict) if planted else _by_family(verdict, kept=False)
+    if not planted:
+        middle = (*middle, number(row.images.cout, 3))
+    return (*head, *middle, number(verdict.label_variation, 4))
+
+
+def _planted(verdict: Verdict | None) -> tuple[str, ...]:
+    """What the cue says, where the change is, and whether the rest is as it was."""
+    if verdict is None:
+        return (NONE,) * 4
     return (
-        row.method,
-        percent(row.reached),
-        percent(row.class_changed),
-        *middle,
-        number(verdict and verdict.label_variation, 4),
+        percent(verdict.truth),
+        percent(verdict.inside, 1),
+        *_by_family(verdict, kept=True),
     )
 
 
@@ -161,7 +169,7 @@ def _nearness(images: ImageScores | None) -> tuple[str, ...]:
         number(images.l1),
         number(images.l2),
         number(images.im1, 3),
-        number(images.im2, 3, 100),
+        number(images.im2, 3, 100.0),
         number(images.verdict.frechet),
         number(images.bits_per_dim, 3),
         number(images.diversity),
@@ -170,10 +178,7 @@ def _nearness(images: ImageScores | None) -> tuple[str, ...]:
 
 def _cost(row: Scores) -> tuple[str, ...]:
     seconds = NONE if row.seconds is None else f"{row.seconds:.4f}"
-    about = ABOUT.get(row.method, "")
-    if row.errors:
-        about += f" ({row.errors[0].replace('|', '/')})"
-    return (row.method, number(row.passes, 1), seconds, str(row.failed), str(row.raised), about)
+    return (row.method, number(row.passes, 1), seconds, str(row.failed), str(row.raised))
 
 
 def control_line(result: AuthorsResult) -> str:
@@ -222,15 +227,16 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
         Table(
             f"{name}: the same images, the same targets ({result.n} images)",
             ("method", "TCV %", "reached q %", "EN", "IM1", "IM2 ×100", *extra,
-             "Fréchet distance", "failed", "black"),
+             "Fréchet", "failed", "black"),
             tuple(_authors_row(label, row, planted=planted) for label, row in rows),
             (
                 "Ours: plain α₁, stored as 8 bits, for GEN's targets (GB and GL have targets of "
-                f"their own). Our model reads {result.other_prediction} images as another class "
-                f"than theirs, and {result.target_is_prediction} already as the target: those are "
-                "failures of ours in TCV and reached q and in no other mean. Reached q is read by "
-                "each method's own classifier, of real images and perfect answers by ours. Failed "
-                "and black images count against TCV and reached q and are left out of the rest, "
+                "their own). Images that our model reads as another class than GEN's: "
+                f"{result.other_prediction}; already as the target: "
+                f"{result.target_is_prediction}, which are failures of ours in TCV and reached q "
+                "and in no other mean. Both are read by each method's own classifier, and by ours "
+                "of a random real image of q and of the perfect answer. Failed and black images "
+                "count against TCV and reached q and are left out of the rest, "
                 "as by the authors.",
             ),
         ),
@@ -266,22 +272,16 @@ def _published(result: AuthorsResult, metric: str) -> str:
 
 def _authors_row(label: str, scored: Scored, *, planted: bool) -> tuple[str, ...]:
     row, verdict = scored.row, scored.verdict
-    extra = _by_family(verdict, kept=planted)
-    if planted:
-        extra = (
-            percent(verdict and verdict.truth),
-            percent(verdict and verdict.inside, 1),
-            *extra,
-        )
+    extra = _planted(verdict) if planted else _by_family(verdict, kept=False)
     return (
         label,
         percent(row.class_changed),
         percent(row.reached),
         number(row.elastic_net),
         number(row.im1, 3),
-        number(row.im2, 3, 100),
+        number(row.im2, 3, 100.0),
         *extra,
-        number(verdict and verdict.frechet),
+        number(None if verdict is None else verdict.frechet),
         str(row.failed),
         str(row.black),
     )
@@ -292,7 +292,7 @@ def _curve_table(result: AuthorsResult, name: str, *, planted: bool) -> Table:
     return Table(
         f"{name}: ours over the confidence asked for (the first {result.curve[0].n} images)",
         ("asked p(q) %", "can be had %", "obtained, stored %", "reached q %", "EN", "IM1",
-         "IM2 ×100", *last, "Fréchet distance"),
+         "IM2 ×100", *last, "Fréchet"),
         tuple(
             (
                 percent(point.asked, 0),
@@ -301,13 +301,13 @@ def _curve_table(result: AuthorsResult, name: str, *, planted: bool) -> Table:
                 percent(point.reached),
                 number(point.elastic_net),
                 number(point.im1, 3),
-                number(point.im2, 3, 100),
+                number(point.im2, 3, 100.0),
                 *(
-                    (percent(point.verdict and point.verdict.truth),)
+                    _planted(point.verdict)[:1]
                     if planted
                     else _by_family(point.verdict, kept=False)
                 ),
-                number(point.verdict and point.verdict.frechet),
+                number(None if point.verdict is None else point.verdict.frechet),
             )
             for point in result.curve
         ),
@@ -324,7 +324,7 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
             name,
             number(figures.correlation, 4),
             percent(figures.within),
-            number(figures.mean_squared_error, 3, 100),
+            number(figures.mean_squared_error, 3, 100.0),
             number(variant.passes, 1),
         )
 

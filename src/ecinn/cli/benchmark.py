@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from ecinn.benchmark import tables
-from ecinn.benchmark.authors import AuthorsResult, score_authors
+from ecinn.benchmark.authors import DATASETS, AuthorsResult, score_authors
 from ecinn.benchmark.consistency import measure_consistency
 from ecinn.benchmark.figure import cost_figure, sheet
 from ecinn.benchmark.methods import METHODS, require_known
@@ -61,8 +62,11 @@ def authors_benchmark(
     chosen = device_name(device)
     names: dict[BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
     # All input is read before anything is written: what is missing leaves no files.
-    models = {name: load(given, chosen) for name, given in names.items()}
     benchmarks = {name: load_authors(data, name) for name in names}
+    models = {name: load(given, chosen) for name, given in names.items()}
+    for name, dataset in DATASETS.items():
+        if models[name].checkpoint.experiment.dataset != dataset:
+            raise InputError(f"{names[name]} is no model of {dataset}: give one that is")
     autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
     judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
     folder = output_folder(out_dir)
@@ -297,12 +301,15 @@ def _bars() -> Iterator[Observe]:
 def _print_tables(laid_out: Sequence[tables.Table]) -> None:
     for table in laid_out:
         out.print(f"\n[bold]{plain(table.title)}[/]")
-        shown = RichTable(box=None)
-        for number, name in enumerate(table.head):
-            shown.add_column(plain(name), justify="right" if number else "left", overflow="fold")
+        shown = RichTable(box=None, padding=(0, 1, 0, 0))
+        shown.add_column(plain(table.head[0]), no_wrap=True)
+        for name in table.head[1:]:
+            shown.add_column(plain(name), justify="right")
         for row in table.rows:
             shown.add_row(*(plain(cell) for cell in row))
-        out.print(shown)
+        # A narrow terminal breaks lines; it never cuts figures.
+        least = Measurement.get(out, out.options.update(max_width=1000), shown).minimum
+        out.print(shown, width=max(out.width, least), crop=False)
         for note in table.notes:
             words = plain(note.replace("**", ""))
             bold = note.startswith("**")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,13 @@ from ecinn.pretrained import Model, load
 from ecinn.reports import write_report
 
 
+class Film(StrEnum):
+    """Kinds of film that browsers show."""
+
+    GIF = "gif"
+    WEBP = "webp"
+
+
 @app.command()
 def explain(
     images: Annotated[list[Path] | None, typer.Argument(help="Image files of any kind.")] = None,
@@ -28,6 +36,16 @@ def explain(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path(
         "explanations"
     ),
+    confidence: Annotated[
+        float | None, typer.Option(help="How sure of the target, above 0 and below 1.")
+    ] = None,
+    verified: Annotated[
+        bool, typer.Option("--verified", help="Correct what is not read as was asked.")
+    ] = False,
+    film: Annotated[
+        Film | None, typer.Option(help="Also the way there: a film, and a plot of every class.")
+    ] = None,
+    frames: Annotated[int, typer.Option(min=2, max=200, help="Of a film.")] = 24,
     verify: Annotated[
         bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
     ] = True,
@@ -45,10 +63,19 @@ def explain(
     explained = []
     for name, pixels, notes in inputs:
         try:
-            explained.append((name, notes, explainer.explain(pixels, targets, verify=verify)))
+            result = explainer.explain(
+                pixels,
+                targets,
+                confidence=confidence,
+                alphas=None if film is None else frames,
+                verify=verify,
+                verified=verified,
+            )
+            explained.append((name, notes, result))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
-    reports = [write_report(folder, name, notes, result) for name, notes, result in explained]
+    kind = "gif" if film is None else film.value
+    reports = [write_report(folder, *explanation, film=kind) for explanation in explained]
     if json_output:
         print_json({"model": model, "explanations": reports})
         return
@@ -111,7 +138,13 @@ def _describe(report: dict[str, Any], model: Model) -> None:
         verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
         colour = "green" if convincing["reached"] else "yellow"
         third = target["third_class"]
-        note = f"  [dim]at the tipping point {third} wins[/]" if third else ""
+        asides = [f"at the tipping point {third} wins"] if third else []
+        if not target["reachable"]:
+            asides.append(f"{100 * target['highest']:.1f} % is the highest on this line")
+        if target["corrections"]:
+            asides.append(f"alpha corrected {target['corrections']} times")
+        note = f"  [dim]{'; '.join(asides)}[/]" if asides else ""
         out.print(f"  not {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
     out.print(f"  wrote {plain(report['picture'])}", soft_wrap=True)
-    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
+    films = " and films" if report["targets"][0]["film"] else ""
+    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals{films} beside it")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -17,7 +17,7 @@ from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.evaluate import print_evaluation
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.evaluation import evaluate as evaluate_model
-from ecinn.experiments import EXPERIMENTS, find_experiment
+from ecinn.experiments import EXPERIMENTS, Experiment, Refinement, find_experiment
 from ecinn.files import atomic_write, output_folder
 from ecinn.pretrained import Model
 
@@ -34,6 +34,16 @@ def train(
     refine_epochs: Annotated[
         int | None, typer.Option(min=0, help="Of the second stage; 0 leaves it out.")
     ] = None,
+    refine_learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
+    proximity: Annotated[
+        float | None, typer.Option(min=0.0, help="Weight of nearness in the second stage.")
+    ] = None,
+    faithfulness: Annotated[
+        float | None, typer.Option(min=0.0, help="Weight of being read as was asked.")
+    ] = None,
+    realism: Annotated[
+        float | None, typer.Option(min=0.0, help="Weight of the critic's view.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
     beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
@@ -44,18 +54,25 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "beta": beta,
-    }
-    settings = dataclasses.replace(
-        find_experiment(experiment), **{k: v for k, v in changes.items() if v is not None}
+    settings = _changed(
+        find_experiment(experiment),
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        beta=beta,
     )
-    if refine_epochs is not None and settings.refinement is not None:
-        refinement = dataclasses.replace(settings.refinement, epochs=refine_epochs)
-        settings = dataclasses.replace(settings, refinement=refinement if refine_epochs else None)
+    if settings.refinement is not None:
+        refinement = _changed(
+            settings.refinement,
+            epochs=refine_epochs,
+            learning_rate=refine_learning_rate,
+            proximity=proximity,
+            faithfulness=faithfulness,
+            realism=realism,
+        )
+        settings = dataclasses.replace(
+            settings, refinement=refinement if refinement.epochs else None
+        )
     if start is not None and settings.refinement is None:
         raise InputError("--from takes the place of the first stage: there must be a second")
     chosen = torch.device(device_name(device))
@@ -84,7 +101,7 @@ def train(
     checkpoint.classifier.cpu()
     save_checkpoint(checkpoint, out_dir / training.MODEL_FILE)
     record = {
-        "command": f"ecinn train {experiment} --out DIR",
+        "command": f"ecinn train {experiment} --out DIR{'' if start is None else ' --from MODEL'}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
@@ -92,6 +109,15 @@ def train(
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
     out.print(f"wrote {plain(str(out_dir / training.MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
+
+
+Settings = TypeVar("Settings", Experiment, Refinement)
+
+
+def _changed(settings: Settings, **changes: Any) -> Settings:  # noqa: ANN401
+    """With what was asked for on the command line."""
+    asked = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(settings, **asked)
 
 
 @contextmanager
