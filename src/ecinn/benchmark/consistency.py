@@ -146,7 +146,7 @@ def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
             expected = equations.log_posterior(moved, classifier.mu).exp()
             # p is where the same line leads to when it is walked backwards.
             ends = Ends(-alpha, image[:, None], expected, stored, torch.zeros_like(p))
-            better = correct(classifier, Line(z, delta, p), ends, level, reachable)
+            better = correct(classifier, Line(z, -delta, p), ends, level, reachable)
             assert better.stored_posterior is not None
             plain.append(stored.gather(2, p[..., None])[:, 0])
             verified.append(better.stored_posterior.gather(2, p[..., None])[:, 0])

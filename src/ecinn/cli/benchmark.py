@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
@@ -309,7 +310,7 @@ def _print_tables(laid_out: Sequence[tables.Table]) -> None:
             shown.add_row(*(plain(cell) for cell in row))
         # A narrow terminal breaks lines; it never cuts figures.
         least = Measurement.get(out, out.options.update(max_width=1000), shown).minimum
-        out.print(shown, width=max(out.width, least), crop=False)
+        Console(width=max(out.width, least), highlight=False).print(shown)
         for note in table.notes:
             words = plain(note.replace("**", ""))
             bold = note.startswith("**")
