@@ -163,10 +163,48 @@ def test_path_is_the_line_in_one_decode(rotation, x, alphas: object) -> None:
         torch.testing.assert_close(e.path.images[:, :, -1], e.convincing)
 
 
-@pytest.mark.parametrize("alphas", [1, 0, 5000, [], [float("nan")]])
+@pytest.mark.parametrize("alphas", [1, 0, 1001, [], [float("nan")], [0.0] * 1001])
 def test_wrong_paths_are_refused(rotation, x, alphas: object) -> None:
     with pytest.raises(InputError, match=r"path has 2 to|alphas are"):
         explain.__wrapped__(rotation, rotation.mu_bar, x, "all", alphas=alphas)
+
+
+def test_a_path_too_large_for_the_memory_is_refused(rotation, x) -> None:
+    with pytest.raises(InputError, match="take fewer"):
+        explain(rotation, rotation.mu_bar, x.repeat(10, 1, 1, 1), "all", alphas=900)
+
+
+def test_path_ends_at_the_corrected_counterfactual() -> None:
+    rotation = BrightRotation(stretch=30.0)
+    x = rotation.decode(rotation.mu)
+    near = rotation.mu.mean(0) + 0.25 * (rotation.mu - rotation.mu.mean(0))
+    e = explain(rotation, near, x, "all", alphas=3, verified=True)
+    assert e.corrections.any()
+    torch.testing.assert_close(e.path.images[:, :, -1], e.convincing)
+    torch.testing.assert_close(e.path.alphas[..., -1], e.alpha)
+    assert e.passes == 5
+
+
+def test_what_is_not_as_asked_is_told() -> None:
+    """Rounding a strongly stretched rotation leaves no 8-bit image near the asked confidence."""
+    rotation = BrightRotation(stretch=250.0, seed=3)
+    x = rotation.decode(rotation.mu)
+    e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7)
+    of_q = e.convincing_certificate.verdict.gather(-1, e.q[..., None]).squeeze(-1)
+    expected = ((of_q - 0.7).abs() <= TOLERANCE) & e.convincing_certificate.reached
+    assert torch.equal(e.as_asked, expected)
+    assert not e.as_asked.all()
+    plain = explain(rotation, rotation.mu_bar, x, "all")
+    assert torch.equal(plain.as_asked, plain.convincing_certificate.reached)
+
+
+def test_plot_of_a_way_backwards_stays_inside(rotation, x) -> None:
+    forwards = explain(rotation, rotation.mu_bar, x, "all", alphas=[0.0, 0.5, 1.0])
+    backwards = explain(rotation, rotation.mu_bar, x, "all", alphas=[1.0, 0.5, 0.0])
+    left_out = 44  # the margin with the axis' names
+    for plot in (forwards.path.plot(), backwards.path.plot()):
+        inked = plot.crop((left_out, 40, 448, 200)).convert("RGB").getcolors(100_000)
+        assert any(red > 150 > blue for _, (red, _, blue) in inked)
 
 
 def test_film_and_plot_show_the_path(rotation, x) -> None:

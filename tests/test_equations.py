@@ -218,11 +218,14 @@ def test_two_classes_in_closed_form_agree_with_the_solver() -> None:
     torch.testing.assert_close(closed[near], solved[near])
 
 
-def test_a_line_that_leads_away_from_q_reaches_no_confidence() -> None:
-    mu = torch.tensor([[0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
-    away = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
-    _, reachable = equations.confident_alpha(mu[:1], away, mu, torch.tensor([1]), 0.9)
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("towards", [-1.0, 0.0, 1e-12])
+def test_a_line_that_leads_away_from_q_reaches_no_confidence(classes: int, towards: float) -> None:
+    mu = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0]], dtype=torch.float64)[:classes]
+    line = torch.tensor([[towards, 0.0]], dtype=torch.float64)
+    alpha, reachable = equations.confident_alpha(mu[:1], line, mu, torch.tensor([1]), 0.9)
     assert not reachable.any()
+    assert alpha.abs().max() <= equations.FARTHEST_ALPHA
 
 
 @pytest.mark.parametrize("classes", [2, 4])

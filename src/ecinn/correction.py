@@ -36,6 +36,11 @@ class Ends:
     stored_posterior: Float[Tensor, "batch targets classes"] | None
     corrections: Int[Tensor, "batch targets"]
 
+    @property
+    def verdict(self) -> Float[Tensor, "batch targets classes"]:
+        """What the classifier says: of the stored image where it was read."""
+        return self.posterior if self.stored_posterior is None else self.stored_posterior
+
 
 def correct(
     classifier: InvertibleClassifier,
@@ -58,7 +63,7 @@ def correct(
         "corrections": ends.corrections.clone(),
     }
     tried, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
-    best_miss = _miss(obtained, q, confidence)
+    best_miss = shortfall(obtained, q, confidence)
     for number in range(MOST_CORRECTIONS):
         which = (best_miss > 0) & reachable
         if not bool(which.any()):
@@ -70,7 +75,7 @@ def correct(
         z_hat = equations.corrected_latent(z, tried[which], delta)
         image = classifier.decode(z_hat)
         obtained[which] = stored_posterior(classifier, image)
-        miss = _miss(obtained, q, confidence)
+        miss = shortfall(obtained, q, confidence)
         best["corrections"][which] += 1
         better = which & (miss < best_miss)
         inside = better[which]
@@ -82,7 +87,7 @@ def correct(
     return Ends(**best)
 
 
-def _miss(
+def shortfall(
     obtained: Float[Tensor, "batch targets classes"],
     q: Int[Tensor, "batch targets"],
     confidence: float | None,
@@ -93,9 +98,9 @@ def _miss(
     if confidence is None:
         return behind
     miss = (of_q - confidence).abs()
-    # A confidence of one half or less does not ask for q to win.
-    wins = (behind == 0) | (confidence <= 0.5)
-    return torch.where((miss <= TOLERANCE) & wins, 0.0, miss.clamp(min=TOLERANCE / 2))
+    miss = torch.where(miss <= TOLERANCE, 0.0, miss)
+    # A confidence above one half also asks for q to win; one below does not.
+    return miss if confidence <= 0.5 else miss + (behind > 0)
 
 
 def _step(

@@ -83,7 +83,8 @@ def confident_alpha(
 
     Along the line the logits are linear in α, so log p(q) = a_q + αb_q − log Σ exp(a + αb) is
     concave: it rises to one highest value and falls after it. Where even that is too low, the
-    answer is the α of the highest. All in latent space: no network is asked.
+    answer is the α of the highest; where the line leads away from q, it is 0. All in latent
+    space: no network is asked.
     """
     start = linear_logits(z, mu).double()
     slope = (delta @ mu.T).double()
@@ -95,8 +96,8 @@ def confident_alpha(
         other = (1 - q)[..., None]
         rate = slope.gather(-1, other).squeeze(-1)
         alpha = (-torch.logit(asked) - start.gather(-1, other).squeeze(-1)) / rate
-        # A slope upwards leads away from q: nothing on the way there is surer than the start.
-        reachable = rate < 0
+        # A slope upwards, or none, leads nowhere near q.
+        reachable = (rate < 0) & (alpha.abs() <= FARTHEST_ALPHA)
         return torch.where(reachable, alpha, 0.0).to(z.dtype), reachable
 
     def log_posterior_of_q(alpha: Tensor) -> Tensor:
@@ -108,8 +109,11 @@ def confident_alpha(
     low, high = -torch.full_like(asked, FARTHEST_ALPHA), torch.full_like(asked, FARTHEST_ALPHA)
     highest = _bisect(still_rises, low, high)
     alpha = _bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
-    reachable = log_posterior_of_q(highest) >= asked.log()
-    return torch.where(reachable, alpha, highest).to(z.dtype), reachable
+    # A top at the bracket's lower end: the line leads away from q from the start.
+    away = ~still_rises(low)
+    reachable = ~away & (log_posterior_of_q(highest) >= asked.log())
+    best = torch.where(away, 0.0, highest)
+    return torch.where(reachable, alpha, best).to(z.dtype), reachable
 
 
 def departing_alpha(

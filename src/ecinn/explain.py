@@ -1,14 +1,14 @@
 """ECINN: counterfactuals with one encode and one decode, and a certificate for each."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.correction import Ends, Line, correct, stored_posterior
+from ecinn.correction import Ends, Line, correct, shortfall, stored_posterior
 from ecinn.errors import InputError
 from ecinn.explanation import Certificate, Explanation, Images, PerPair
 from ecinn.invertible_classifier import InvertibleClassifier
@@ -16,7 +16,8 @@ from ecinn.paths import CounterfactualPath, PerPairSteps
 from ecinn.pixels import clamped_share
 
 MOST_STEPS = 1000
-"""Of a path, so that a slip of the finger does not fill the memory."""
+MOST_PICTURES = 20_000
+"""Of all paths together, so that a slip of the finger does not fill the memory."""
 
 Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
 
@@ -132,23 +133,23 @@ def explain(
     if confidence is not None:
         alpha, reachable = equations.confident_alpha(z_line, delta, mu, q, confidence)
     steps = _steps(alphas, alpha)
+    line = Line(z_line, delta, q)
     every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
-    places = (*every_alpha.shape, -1)
-    z_hat = equations.corrected_latent(
-        z_line[:, :, None].expand(places), every_alpha, delta[:, :, None].expand(places)
-    )
-
-    decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
-    again, x_hat = decoded[: len(x)], decoded[len(x) :].reshape(*z_hat.shape[:3], *x.shape[1:])
-    posterior = equations.log_posterior(z_hat, mu).exp()
-    stored = stored_posterior(classifier, x_hat.flatten(0, 2)) if verify or verified else None
-    if stored is not None:
-        stored = stored.reshape(posterior.shape)
+    check = verify or verified
+    again, (x_hat, posterior, stored) = _decode(classifier, z, line, every_alpha, verify=check)
 
     end = Ends(alpha, x_hat[:, :, 1], posterior[:, :, 1], _at(stored, 1), torch.zeros_like(q))
+    path = Points(
+        x_hat[:, :, 2:], posterior[:, :, 2:], None if stored is None else stored[:, :, 2:]
+    )
+    passes = 3 if check else 2
     if verified:
-        line = Line(z_line, delta, q)
         end = correct(classifier, line, end, confidence, reachable)
+        if isinstance(alphas, int) and bool(end.corrections.any()):
+            # The way ends elsewhere now.
+            steps = _steps(alphas, end.alpha)
+            _, path = _decode(classifier, z[:0], line, steps, verify=True)
+            passes += 2
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
     tipping_point = x_hat[:, :, 0]
     return Explanation(
@@ -167,25 +168,16 @@ def explain(
         convincing_certificate=Certificate(
             end.posterior, end.stored_posterior, clamped_share(end.image), q
         ),
-        path=None
-        if alphas is None
-        else CounterfactualPath(
-            steps,
-            x_hat[:, :, 2:],
-            posterior[:, :, 2:],
-            None if stored is None else stored[:, :, 2:],
-            p,
-            q,
-            names,
-        ),
+        path=None if alphas is None else CounterfactualPath(steps, *path, p, q, names),
         third_class=_third_class(posterior[:, :, 0], from_class, q),
         round_trip_error=(again - x).abs().flatten(1).amax(1),
         log_p=log_p,
         typical=None if typical is None else (log_p >= typical[0]) & (log_p <= typical[1]),
         confidence=confidence,
         reachable=reachable,
+        as_asked=shortfall(end.verdict, q, confidence) == 0,
         corrections=end.corrections,
-        passes=2 if stored is None else 3,
+        passes=passes,
         class_names=names,
     )
 
@@ -194,6 +186,12 @@ def _steps(alphas: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
     """The α of a path: as given, or so many from 0 to the end."""
     if alphas is None:
         return end.new_zeros((*end.shape, 0))
+    count = alphas if isinstance(alphas, int) else len(alphas)
+    if count * end.numel() > MOST_PICTURES:
+        raise InputError(
+            f"a path of {count} steps for {end.numel()} counterfactuals is more than "
+            f"{MOST_PICTURES} pictures at once: take fewer images, targets or steps"
+        )
     if isinstance(alphas, int):
         if not 2 <= alphas <= MOST_STEPS:
             raise InputError(f"a path has 2 to {MOST_STEPS} steps, not {alphas}")
@@ -202,6 +200,35 @@ def _steps(alphas: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
     if given.ndim != 1 or not 1 <= len(given) <= MOST_STEPS or not bool(given.isfinite().all()):
         raise InputError(f"alphas are 1 to {MOST_STEPS} finite numbers, or how many to take")
     return given.expand(*end.shape, -1)
+
+
+class Points(NamedTuple):
+    """Points on the lines: images, what the classifier says of them, and of them stored."""
+
+    image: Float[Tensor, "batch targets points channels height width"]
+    posterior: Float[Tensor, "batch targets points classes"]
+    stored_posterior: Float[Tensor, "batch targets points classes"] | None
+
+
+def _decode(
+    classifier: InvertibleClassifier,
+    z: Float[Tensor, "some dim"],
+    line: Line,
+    alpha: PerPairSteps,
+    *,
+    verify: bool,
+) -> tuple[Tensor, Points]:
+    """z and all the points z + αΔ, decoded in one call; verified in another."""
+    places = (*alpha.shape, -1)
+    z_hat = equations.corrected_latent(
+        line.z[:, :, None].expand(places), alpha, line.delta[:, :, None].expand(places)
+    )
+    decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
+    x_hat = decoded[len(z) :]
+    posterior = equations.log_posterior(z_hat, classifier.mu).exp()
+    stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if verify else None
+    image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
+    return decoded[: len(z)], Points(image, posterior, stored)
 
 
 def _at(stored: Tensor | None, place: int) -> Tensor | None:

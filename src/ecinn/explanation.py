@@ -93,12 +93,15 @@ class Explanation:
     """The p(q) that was asked for; None for α₁."""
     reachable: Bool[Tensor, "batch targets"]
     """Whether that confidence can be had on the line; where not, the highest is what is given."""
+    as_asked: Bool[Tensor, "batch targets"]
+    """Whether the classifier says what was asked: q, and where a confidence was asked for, that
+    within 0.05 (q need not win at one half or less)."""
     corrections: Int[Tensor, "batch targets"]
     """How often α was corrected because the stored image was not read as was asked."""
     path: CounterfactualPath | None
     """The way from x to the counterfactual, where it was asked for."""
     passes: int
-    """Network evaluations per image: encode, decode, and one more for verification. Every
+    """Network evaluations, each of whole batches: encode, decode, and one to verify. Every
     correction of a pair takes two further ones."""
     class_names: tuple[str, ...]
 

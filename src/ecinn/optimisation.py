@@ -20,6 +20,7 @@ from ecinn.training_state import TrainingState
 class OptimisationStep:
     """One step of AdamW on one batch; on a GPU captured once as a CUDA graph and replayed."""
 
+    stage = "training"
     inverts = False
     """Whether a step also runs the inverse, which is then worth compiling."""
 

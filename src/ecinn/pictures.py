@@ -142,7 +142,7 @@ def draw_curves(
     left, right, top, bottom = 88, width - 36, 68, height - 68
     canvas = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(canvas)
-    low, span = float(curves.x[0]), float(np.ptp(curves.x)) or 1.0
+    low, span = float(curves.x.min()), float(np.ptp(curves.x)) or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
         return left + (right - left) * (x - low) / span, bottom + (top - bottom) * y
@@ -200,11 +200,16 @@ def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -
 
 
 def _enlarge(array: Array, tile: int) -> Image.Image:
-    """Small images keep their square pixels; larger ones are resampled."""
+    """Into a square: small images keep their square pixels, larger ones are resampled."""
     image = Image.fromarray(array)
-    small = max(image.size) <= tile
-    method = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
-    return image.resize((tile, tile), method)
+    longest = max(image.size)
+    method = Image.Resampling.NEAREST if longest <= tile else Image.Resampling.LANCZOS
+    width, height = (max(1, round(side * tile / longest)) for side in image.size)
+    square = Image.new("RGB", (tile, tile), PAPER)
+    square.paste(
+        image.resize((width, height), method), ((tile - width) // 2, (tile - height) // 2)
+    )
+    return square
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:

@@ -40,6 +40,7 @@ def second_stage(experiment: Experiment) -> Experiment:
 class RefinementStep(OptimisationStep):
     """A step of the first stage with the counterfactuals' loss added, and a step of the critic."""
 
+    stage = "refining"
     inverts = True
 
     def __init__(
@@ -105,7 +106,7 @@ class RefinementStep(OptimisationStep):
             # Between p and q alone: the log-odds grow by wᵀΔ along α.
             w, _ = equations.decision_boundary(mu[p], mu[q])
             confident = (alpha_0 + torch.logit(asked) / (w * delta).sum(1)).clamp(0.0, 1.2)
-            convincing = len(p) // 2
+            convincing = (len(p) + 1) // 2
             alpha = torch.where(
                 torch.arange(len(p), device=self.device) < convincing,
                 equations.convincing_alpha(alpha_0),

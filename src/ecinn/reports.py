@@ -36,6 +36,7 @@ def write_report(
                 "highest": None
                 if bool(e.reachable[0, column])
                 else float(e.convincing_certificate.posterior[0, column, q]),
+                "as_asked": bool(e.as_asked[0, column]),
                 "corrections": int(e.corrections[0, column]),
                 "passes": e.passes + 2 * int(e.corrections[0, column]),
                 "third_class": _name_or_none(e, int(e.third_class[0, column])),

@@ -19,7 +19,7 @@ from ecinn.files import output_folder
 from ecinn.finishing import finish
 from ecinn.optimisation import OptimisationStep
 from ecinn.refinement import RefinementStep, second_stage
-from ecinn.training_state import EpochRecord, RefinementState, TrainingState
+from ecinn.training_state import EpochRecord, RefinementState, TrainingState, as_json
 
 State = TypeVar("State", bound=TrainingState)
 
@@ -36,6 +36,8 @@ EXPLODED = 1e3
 class Progress:
     """Where a run stands; figures are means since the last report."""
 
+    stage: str
+    """"training", then "refining" where there is a second stage."""
     epoch: int
     epochs: int
     step: int
@@ -83,7 +85,10 @@ def train(
         stage = second_stage(experiment)
         refined = RefinementState.refine(pretrained, stage, device)
         checkpoint = _stage(stage, data, refined, RefinementStep, STATE_FILES[1], how)
-        record = {"first_stage": pretrained.training, **checkpoint.training}
+        first_stage = {"settings": as_json(pretrained.experiment), **pretrained.training}
+        record = {"first_stage": first_stage, **checkpoint.training}
+        # How long the first stage was is what its model says, whatever was asked for since.
+        experiment = replace(experiment, epochs=pretrained.experiment.epochs)
         checkpoint = replace(checkpoint, experiment=experiment, training=record)
     save_checkpoint(checkpoint, folder / MODEL_FILE)
     return checkpoint
@@ -150,6 +155,7 @@ def _run(
                 rate = (number + 1 - first_step) / seconds
                 how.observe(
                     Progress(
+                        stage=step.stage,
                         epoch=epoch + 1,
                         epochs=experiment.epochs,
                         step=number + 1,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,11 @@ class TrainingState:
                     tensors[f"{prefix}.{key}.{name}"] = value
         return tensors
 
+    @staticmethod
+    def identity(settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that must be the same in a run that goes on: all but how long it is."""
+        return settings | {"epochs": 0, "refinement": None}
+
     def save(self, path: Path, experiment: Experiment) -> None:
         """Write everything to one safetensors file."""
         curve = [asdict(record) for record in self.curve]
@@ -73,9 +79,9 @@ class TrainingState:
         write_tensors(path, self.tensors(), about | {"experiment": asdict(experiment)})
 
     def restore(self, path: Path, experiment: Experiment) -> None:
-        """Take up what `save` wrote; the experiment must be the same but for its epochs."""
+        """Take up what `save` wrote; the settings must be the same but for the epochs."""
         tensors, about = read_tensors(path)
-        if about["experiment"] | {"epochs": 0} != _as_json(experiment) | {"epochs": 0}:
+        if self.identity(about["experiment"]) != self.identity(as_json(experiment)):
             raise InputError(
                 f"{path} belongs to other settings than {experiment.name!r} has now: "
                 "train into a new folder"
@@ -122,7 +128,7 @@ class RefinementState(TrainingState):
         for network in (classifier, average):
             network.load_state_dict(pretrained.classifier.state_dict())
         with torch.random.fork_rng([]):
-            torch.manual_seed(stage.seed)
+            torch.default_generator.manual_seed(stage.seed)
             critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
         return cls(
             classifier,
@@ -132,6 +138,11 @@ class RefinementState(TrainingState):
             critic_optimiser=_critic_optimiser(critic, stage.refinement, device),
             means=RunningMeans(pretrained.mu_bar).to(device),
         )
+
+    @staticmethod
+    def identity(settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that must be the same in a run that goes on: all but how long it is."""
+        return settings | {"epochs": 0, "refinement": settings["refinement"] | {"epochs": 0}}
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
@@ -181,7 +192,7 @@ def _critic_optimiser(
     )
 
 
-def _as_json(experiment: Experiment) -> dict[str, object]:
+def as_json(experiment: Experiment) -> dict[str, Any]:
     """The settings as JSON gives them back: lists for tuples."""
-    loaded: dict[str, object] = json.loads(json.dumps(asdict(experiment)))
+    loaded: dict[str, Any] = json.loads(json.dumps(asdict(experiment)))
     return loaded

@@ -93,7 +93,9 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "model-means": "the same along the model's own means",
         "pixel-gradient-l1": "Wachter et al.: gradient steps on pixels, near in L1",
         "pixel-gradient-l2": "the same, near in L2",
-        "latent-gradient": "Dombrowski et al.: gradient steps on the latent",
+        "latent-gradient": "Dombrowski et al.: gradient steps on the latent, through the image "
+        "as published; with the flow's own posterior the same steps could be taken in latent "
+        "space, and would then cost one encode and one decode",
         "nearest-image": "the nearest training image read as q; reading all training images once "
         "is not in its passes and seconds",
     }

@@ -1,4 +1,4 @@
-"""Results as files that say how they were made, without dates: the same run, the same bytes."""
+"""Results as files that say how they were made, without dates."""
 
 import dataclasses
 import hashlib

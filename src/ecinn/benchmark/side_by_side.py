@@ -222,11 +222,7 @@ def _score_images(
         im2 = mean(metrics.im2(scaled(images), by_q, judges.reconstruct(images)))
         first = slice(COUT_IMAGES)
         curves = metrics.transition_curves(
-            lambda some: (
-                judges.oracle_posterior(some)
-                if hasattr(judges, "oracle_posterior")
-                else judges.scores(some)[MAIN_ORACLE].softmax(1)
-            ),
+            lambda some: judges.scores(some)[MAIN_ORACLE].softmax(1),
             originals[first],
             images[first],
             p[first],

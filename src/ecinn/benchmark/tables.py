@@ -121,12 +121,14 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
         ),
         Table(
             "At what cost",
-            ("method", "passes", "seconds each", "found nothing", "raised an error"),
+            ("method", "passes", "seconds each", "gave up", "raised an error"),
             tuple(_cost(row) for row in result.methods),
             (
-                f"Seconds are wall-clock, in batches of {result.batch_size}. Where a method found "
-                "nothing, the best image that it had is scored; where it raised an error, the "
-                "image counts as not reached and is in no other mean.",
+                f"Seconds are wall-clock, in batches of {result.batch_size}. A search gives up "
+                "when its steps end before it is as sure as it wants to be; a method without a "
+                "search has nothing to give up. The best image that it had is scored then. Where "
+                "a method raised an error, the image counts as not reached and is in no other "
+                "mean.",
                 *(f"{row.method}: {ABOUT[row.method]}." for row in result.methods),
                 *(
                     f"{row.method} raised an error in {len(row.errors)} batch(es), first: "
@@ -311,6 +313,8 @@ def _curve_table(result: AuthorsResult, name: str, *, planted: bool) -> Table:
             )
             for point in result.curve
         ),
+        ("Pairs for which the asked confidence cannot be had on their line are in the second "
+         "column and in no other.",),
     )  # fmt: skip
 
 

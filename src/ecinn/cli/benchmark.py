@@ -74,6 +74,7 @@ def authors_benchmark(
     command = f"ecinn benchmark authors --data DIR --model {model} --fake-model {fake_model}"
     command += f" --limit {limit}" if limit is not None else ""
     command += "" if curve else " --no-curve"
+    command += f" --judges {judges_name}" if judges_name is not None else ""
     results: dict[str, Any] = {}
     pages: list[str] = []
     for name in names:
@@ -137,6 +138,7 @@ def counterfactuals_benchmark(
     command = f"ecinn benchmark counterfactuals --model {model} --methods {','.join(asked)}"
     command += f" --n {n} --seed {seed}"
     command += f" --candidates {candidates}" if candidates is not None else ""
+    command += f" --judges {judges_name}" if judges_name is not None else ""
     record = provenance(command, explainer, judges)
     stem = f"counterfactuals-{experiment.name}"
     picture = functools.partial(

@@ -136,7 +136,7 @@ def _describe(report: dict[str, Any], model: Model) -> None:
         posterior = convincing["stored_posterior"] or convincing["posterior"]
         where = "stored image" if convincing["stored_posterior"] else "before rounding"
         verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
-        colour = "green" if convincing["reached"] else "yellow"
+        colour = "green" if target["as_asked"] else "yellow"
         third = target["third_class"]
         asides = [f"at the tipping point {third} wins"] if third else []
         if not target["reachable"]:

@@ -12,13 +12,14 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ecinn import training
-from ecinn.checkpoints import load_checkpoint, save_checkpoint
+from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.evaluate import print_evaluation
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.evaluation import evaluate as evaluate_model
 from ecinn.experiments import EXPERIMENTS, Experiment, Refinement, find_experiment
 from ecinn.files import atomic_write, output_folder
+from ecinn.mixing import mix
 from ecinn.pretrained import Model
 
 
@@ -73,6 +74,8 @@ def train(
         settings = dataclasses.replace(
             settings, refinement=refinement if refinement.epochs else None
         )
+    if start is not None and resume:
+        raise InputError("--from begins a run, --resume goes on with one: leave one out")
     if start is not None and settings.refinement is None:
         raise InputError("--from takes the place of the first stage: there must be a second")
     chosen = torch.device(device_name(device))
@@ -96,10 +99,7 @@ def train(
             if saved
             else "interrupted before anything was saved; start again"
         ) from None
-    result = evaluate_model(Model(checkpoint, chosen), settings.load("test"))
-    checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
-    checkpoint.classifier.cpu()
-    save_checkpoint(checkpoint, out_dir / training.MODEL_FILE)
+    checkpoint = _measure_and_save(checkpoint, out_dir / training.MODEL_FILE, chosen)
     record = {
         "command": f"ecinn train {experiment} --out DIR{'' if start is None else ' --from MODEL'}",
         "settings": dataclasses.asdict(settings),
@@ -107,8 +107,35 @@ def train(
         "metrics": checkpoint.metrics,
     }
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
-    out.print(f"wrote {plain(str(out_dir / training.MODEL_FILE))}")
+
+
+@app.command("mix")
+def mix_models(
+    first: Annotated[str, typer.Argument(help="A model's name or path.")],
+    second: Annotated[str, typer.Argument(help="Another, refined from the same start.")],
+    out_file: Annotated[Path, typer.Option("--out", help="File for the mixture.")],
+    share: Annotated[float, typer.Option(help="Of the second model, from 0 to 1.")] = 0.5,
+    device: Device = "auto",
+) -> None:
+    """Average the weights of two models: a dial between them, without training."""
+    chosen = torch.device(device_name(device))
+    if out_file.is_dir():
+        raise InputError(f"{out_file} is a folder: --out names the file to write")
+    output_folder(out_file.parent)
+    one, other = load_checkpoint(first), load_checkpoint(second)
+    checkpoint = mix(one, other, share, one.experiment.load("train"), chosen)
+    _measure_and_save(checkpoint, out_file, chosen)
+
+
+def _measure_and_save(checkpoint: Checkpoint, path: Path, device: torch.device) -> Checkpoint:
+    """Write the model with what the test images say of it, and print that."""
+    result = evaluate_model(Model(checkpoint, device), checkpoint.experiment.load("test"))
+    checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
+    checkpoint.classifier.cpu()
+    save_checkpoint(checkpoint, path)
+    out.print(f"wrote {plain(str(path))}")
     print_evaluation(checkpoint.metrics)
+    return checkpoint
 
 
 Settings = TypeVar("Settings", Experiment, Refinement)
@@ -125,14 +152,14 @@ def _training_progress(folder: Path, *, tensorboard: bool) -> Iterator[Any]:
     """A bar with loss, bits/dim, error, speed and time left; TensorBoard on request."""
     writer = _summary_writer(folder) if tensorboard else None
     bar = Progress(
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn("{task.fields[epoch]}"),
         BarColumn(),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
         console=err,
     )
-    task = bar.add_task("train", epoch="0", figures="starting")
-    last = {"epoch": 0}
+    task = bar.add_task("train", epoch="training", figures="starting")
+    last: dict[str, tuple[str, int]] = {"epoch": ("", 0)}
 
     def observe(p: training.Progress) -> None:
         figures = (
@@ -140,14 +167,20 @@ def _training_progress(folder: Path, *, tensorboard: bool) -> Iterator[Any]:
             f"error {100 * p.error:.2f} %  {p.images_per_second:,.0f} images/s"
         )
         bar.update(
-            task, total=p.steps, completed=p.step, epoch=f"{p.epoch}/{p.epochs}", figures=figures
+            task,
+            total=p.steps,
+            completed=p.step,
+            epoch=f"{p.stage}, epoch {p.epoch}/{p.epochs}",
+            figures=figures,
         )
-        if not err.is_terminal and p.epoch != last["epoch"]:
-            err.print(f"epoch {p.epoch}/{p.epochs}  {figures}  {p.seconds_left:.0f} s left")
-            last["epoch"] = p.epoch
+        now = (p.stage, p.epoch)
+        if not err.is_terminal and now != last["epoch"]:
+            where = f"{p.stage}, epoch {p.epoch}/{p.epochs}"
+            err.print(f"{where}  {figures}  {p.seconds_left:.0f} s left")
+            last["epoch"] = now
         if writer is not None:
             for name in ("loss", "bits_per_dim", "error", "images_per_second"):
-                writer.add_scalar(name, getattr(p, name), p.step)
+                writer.add_scalar(f"{p.stage}/{name}", getattr(p, name), p.step)
 
     try:
         if err.is_terminal:
