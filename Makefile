@@ -15,8 +15,8 @@ help:
 	@echo "make benchmark score counterfactuals beside other methods' and the authors' (half an hour)"
 
 demo: $(VENV)/.demo
-	@$(BIN)/ecinn explain --sample 200 --target all --model mnist --out demo
-	@echo "Open demo/sample-200-explanation.png"
+	@$(BIN)/ecinn explain --sample 90 --target all --model mnist --out demo
+	@echo "Open demo/sample-90-explanation.png"
 
 test: check
 	$(BIN)/python -m pytest -q -n 2

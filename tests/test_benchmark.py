@@ -13,7 +13,11 @@ from PIL import Image
 from torch import nn
 
 from ecinn.benchmark import consistency, record, side_by_side, tables
-from ecinn.benchmark.authors import confidence_curve, our_counterfactuals, score_authors
+from ecinn.benchmark.authors import (
+    confidence_curve,
+    our_counterfactuals,
+    score_authors,
+)
 from ecinn.benchmark.figure import cost_figure
 from ecinn.benchmark.methods import METHODS, Workshop, read
 from ecinn.benchmark.quality import find_judges, judge, random_of_class
@@ -367,7 +371,10 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     verdicts = judges.verdicts(ours.images[rest])
     share = float((verdicts["fully connected"] == ours.q[rest]).double().mean())
     assert result.ours.verdict.oracles["fully connected"].mean == pytest.approx(share)
-    assert [scored.row.method for scored in result.references] == ["real image of q"]
+    assert [scored.row.method for scored in result.references] == [
+        "real image of q",
+        "real image of q, as near as ours",
+    ]
 
 
 def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, judges) -> None:
@@ -557,3 +564,18 @@ def test_fingerprint_is_of_the_weights(mnist) -> None:
 def test_what_json_cannot_say_is_null() -> None:
     value = {"a": float("nan"), "b": [float("inf"), 1.5], "c": (True, None)}
     assert record.jsonable(value) == {"a": None, "b": [None, 1.5], "c": [True, None]}
+
+
+def test_real_image_as_near_is_the_one_at_that_distance(digits) -> None:
+    """By brute force over every image of the label."""
+    from ecinn.benchmark.quality import real_as_near
+    from ecinn.metrics.counterfactuals import elastic_net
+
+    originals, made = digits.images[:6], digits.images[6:12]
+    q = digits.labels[20:26]
+    chosen = real_as_near(digits, originals, made, q)
+    for index in range(6):
+        pool = digits.images[digits.labels == q[index]]
+        distance = elastic_net(originals[index : index + 1].expand_as(pool), pool)
+        wanted = elastic_net(originals[index : index + 1], made[index : index + 1])
+        assert torch.equal(chosen[index], pool[(distance - wanted).abs().argmin()])

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ecinn.benchmark.methods import read
-from ecinn.benchmark.quality import CUES, Observe, Verdict, judge, random_of_class
+from ecinn.benchmark.quality import CUES, Observe, Verdict, judge, random_of_class, real_as_near
 from ecinn.data.authors import FAILED, AuthorsBenchmark, BenchmarkName, StoredCounterfactuals
 from ecinn.data.planted import Cue
 from ecinn.judges import Judges
@@ -24,6 +24,7 @@ from ecinn.pretrained import Model
 
 OURS = "ours"
 REAL = "real image of q"
+AS_NEAR = "real image of q, as near as ours"
 PERFECT = "perfect answer"
 DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
@@ -243,7 +244,16 @@ def _references(
     usable = ~ours.failed
     generator = torch.Generator().manual_seed(seed)
     answers = {REAL: random_of_class(whole.originals, ours.q.clamp(min=0), generator)}
-    if cue is not None:
+    if cue is None:
+        observe(AS_NEAR, 0, 1)
+        answers[AS_NEAR] = real_as_near(
+            model.checkpoint.experiment.load("train"),
+            benchmark.originals.images,
+            ours.images,
+            ours.q.clamp(min=0),
+        )
+        observe(AS_NEAR, 1, 1)
+    else:
         answers[PERFECT] = cue.paint(benchmark.originals.images, ours.q.clamp(min=0))
     made = []
     for name, images in answers.items():

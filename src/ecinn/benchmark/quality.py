@@ -102,3 +102,22 @@ def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> Ima
             drawn = torch.randint(len(choice), (len(wanted),), generator=generator)
             images[wanted] = data.images[choice[drawn]]
     return images
+
+
+def real_as_near(pool: Dataset, originals: Images, counterfactuals: Images, q: Labels) -> Images:
+    """For every counterfactual the real image of q whose EN from the original is nearest to its.
+
+    What reality has to offer at that distance: IM1 and oracles judge nothing but q-likeness, and
+    the images of q that lie near an image of p are the less typical ones.
+    """
+    flat = pool.images.flatten(1).float() / 255
+    members = {label: (pool.labels == label).nonzero()[:, 0] for label in q.unique().tolist()}
+    candidates = {label: flat[rows] for label, rows in members.items()}
+    wanted = metrics.elastic_net(originals, counterfactuals)
+    images = torch.zeros_like(originals)
+    for index, label in enumerate(q.tolist()):
+        if len(members[label]):
+            change = candidates[label] - originals[index].flatten().float() / 255
+            distance = change.abs().sum(1) + change.norm(dim=1)
+            images[index] = pool.images[members[label][(distance - wanted[index]).abs().argmin()]]
+    return images

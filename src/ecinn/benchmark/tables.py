@@ -237,9 +237,10 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
                 f"{result.other_prediction}; already as the target: "
                 f"{result.target_is_prediction}, which are failures of ours in TCV and reached q "
                 "and in no other mean. Both are read by each method's own classifier, and by ours "
-                "of a random real image of q and of the perfect answer. Failed and black images "
-                "count against TCV and reached q and are left out of the rest, "
-                "as by the authors.",
+                "of real images of q and of the perfect answer. As near as ours: of the training "
+                "images of q the one whose EN is nearest to ours, so what reality has at that "
+                "distance. Failed and black images count against TCV and reached q and are left "
+                "out of the rest, as by the authors.",
             ),
         ),
     ]  # fmt: skip
