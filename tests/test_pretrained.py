@@ -7,9 +7,15 @@ from PIL import Image
 
 import ecinn
 from ecinn import equations
+from ecinn.checkpoints import load_checkpoint
+from ecinn.data.dataset import load_dataset
+from ecinn.data.fake_mnist import FAKE_MNIST_CUE
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
+from ecinn.evaluation import evaluate, random_offsets
+from ecinn.metrics.counterfactuals import elastic_net, share_inside
 from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model, load
 
 IMAGES = 400
 
@@ -155,3 +161,35 @@ def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
     picture = Image.open(io.BytesIO(png))
     assert picture.width > picture.height / 2
     assert len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)) > 100
+
+
+def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
+    """On data where the truth is known, at plain α₁ and on stored images."""
+    model = load("fakemnist")
+    data = load_dataset("fakemnist", "test").first(100)
+    assert torch.equal(model.predict(data.images).argmax(1), data.labels)
+    q = (data.labels + torch.arange(100) % 9 + 1) % 10
+    stored = model.explain(data.images, q[:, None]).stored_convincing[:, 0]
+    assert torch.equal(FAKE_MNIST_CUE.read(stored), q)
+    assert elastic_net(data.images, stored).mean() < 4.8
+    change = (stored.double() - data.images.double()) / 255
+    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.97
+
+
+def test_evaluation_tells_plain_from_verified() -> None:
+    """Measured means too near to each other leave many α₁ short; correction carries them over."""
+    from dataclasses import replace
+
+    checkpoint = load_checkpoint("fakemnist")
+    near = checkpoint.mu_bar.mean(0) + 0.28 * (checkpoint.mu_bar - checkpoint.mu_bar.mean(0))
+    model = Model(replace(checkpoint, mu_bar=near))
+    result = evaluate(model, load_dataset("fakemnist", "test").first(40))
+    q = (model.predict(load_dataset("fakemnist", "test").images[:40]).argmax(1)) + random_offsets(
+        40, 10, 0
+    )
+    plain = model.explain(load_dataset("fakemnist", "test").images[:40], (q % 10)[:, None])
+    share = float(plain.convincing_certificate.reached.double().mean())
+    assert result.reached_q == pytest.approx(share)
+    assert share < 0.9
+    assert result.reached_q_verified > share
+    assert result.passes_verified > 3

@@ -40,7 +40,13 @@ def print_evaluation(metrics: Any) -> None:  # noqa: ANN401
     """The figures of an evaluation as a table."""
     table = Table("measure", "value", box=None)
     for name, value in metrics.items():
-        share = name in ("error", "reached_q", "tipping_third_class", "typical")
+        share = name in (
+            "error",
+            "reached_q",
+            "reached_q_verified",
+            "tipping_third_class",
+            "typical",
+        )
         shown = f"{100 * value:.2f} %" if share else value
         if name.startswith("bits_per_dim"):
             shown = f"{value:.3f}"
