@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecinn.correction import MOST_CORRECTIONS, TOLERANCE
+from ecinn.correction import MOST_CORRECTIONS, TOLERANCE, shortfall
 from ecinn.errors import InputError
 from ecinn.explain import explain
 from ecinn.pixels import to_pixels, to_uint8
@@ -124,6 +124,36 @@ def test_verified_images_are_read_as_was_asked_and_every_try_is_counted() -> Non
     assert (after > TOLERANCE).sum() < missed.sum() / 4
     assert (after <= (of_q - 0.7).abs() + 1e-6).all()  # the best is kept: never worse than before
     torch.testing.assert_close(e.alpha[~missed], plain.alpha[~missed])
+
+
+def test_the_best_try_is_kept_where_none_succeeds() -> None:
+    """Stretched so far that rounding alone decides: a try may be worse than the first."""
+    rotation = BrightRotation(stretch=250.0, seed=3)
+    generator = torch.Generator().manual_seed(1)
+    z = rotation.mu[torch.arange(60) % 3]
+    x = rotation.decode(z + 0.4 * torch.randn(z.shape, generator=generator, dtype=torch.float64))
+
+    def distance(*, verified: bool) -> Tensor:
+        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.4, verified=verified)
+        of_q = rotation.stored_posterior(e.convincing.flatten(0, 1))
+        return (of_q.gather(1, e.q.reshape(-1, 1)).squeeze(1) - 0.4).abs()
+
+    before, after = distance(verified=False), distance(verified=True)
+    assert (after <= before + 1e-6).all()
+    assert (after > TOLERANCE).any()
+    assert (after < before - 0.01).any()
+
+
+def test_above_one_half_a_confidence_also_asks_for_q_to_win() -> None:
+    obtained = torch.tensor([[[0.49, 0.50, 0.01]], [[0.60, 0.30, 0.10]], [[0.53, 0.4, 0.07]]])
+    q = torch.zeros((3, 1), dtype=torch.long)
+    missed = shortfall(obtained, q, 0.52)
+    assert missed[0] > missed[1] > 0  # nearer in number, but another class wins
+    assert missed[2] == 0
+    assert shortfall(obtained, q, 0.47)[0] == 0
+    plain = shortfall(obtained, q, None)
+    assert plain[0] > 0
+    assert (plain[1:] == 0).all()
 
 
 def test_verified_alpha_1_goes_further_until_q_is_read() -> None:

@@ -281,11 +281,14 @@ def refinement_step(refined: Experiment, data: Dataset) -> RefinementStep:
     return step
 
 
+@pytest.mark.parametrize("apart", [1.0, 2.0])
 def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q(
-    refined: Experiment, data: Dataset
+    apart: float, refined: Experiment, data: Dataset
 ) -> None:
+    """Also where the measured means are further apart than the model's."""
     step = refinement_step(refined, data)
     mu = step.state.classifier.mu.detach()
+    step.refined.means.mu_bar.copy_(apart * mu)
     p = torch.arange(40) % 10
     q = step._other_class(p)
     assert (q != p).all()
@@ -296,7 +299,7 @@ def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q
     log_odds = (equations.log_posterior(z_hat, mu)).detach()
     odds = log_odds.gather(1, q[:, None]) - log_odds.gather(1, p[:, None])
     confidence = odds.squeeze(1).sigmoid()
-    # μ̄ is μ here: α₀ ≈ ½ and α₁ ≈ 1.05, which is beyond the mean of q.
+    # α₁ ≈ 1.05 or 0.93: beyond the mean of q in both cases.
     assert (confidence[:20] > 0.999).all()
     asked = confidence[20:]
     assert 0.009 < asked.min() < 0.3
