@@ -71,7 +71,7 @@ def test_asked_confidence_is_obtained_in_two_evaluations(rotation, x, confidence
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 7.0, float("nan")])
 def test_confidence_outside_is_refused(rotation, x, confidence: float) -> None:
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="above 0 and below 1"):
         explain(rotation, rotation.mu_bar, x, "all", confidence=confidence)
 
 

@@ -14,7 +14,9 @@ from ecinn.pixels import to_pixels, to_uint8
 
 TOLERANCE = 0.05
 """How far from the asked confidence a stored image may be."""
-MOST_CORRECTIONS = 8
+FURTHER = (0.1, 0.2, 0.3, 0.4, 0.5, -0.1, -0.2, -0.3)
+"""Where q is looked for when α₁ did not reach it, as distances from α₁."""
+MOST_CORRECTIONS = len(FURTHER)
 
 
 @dataclass(frozen=True)
@@ -62,27 +64,38 @@ def correct(
         "stored_posterior": ends.stored_posterior.clone(),
         "corrections": ends.corrections.clone(),
     }
-    tried, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
-    best_miss = shortfall(obtained, q, confidence)
+    best_miss = shortfall(ends.stored_posterior, q, confidence)
+    # Where the search stands: usually, but not always, at the best so far.
+    at, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
+    scale = torch.ones_like(at)
     for number in range(MOST_CORRECTIONS):
         which = (best_miss > 0) & reachable
         if not bool(which.any()):
             break
         z, delta, target = line.z[which], line.delta[which], q[which]
-        step = _step(z, delta, mu, target, tried[which], obtained[which], confidence)
-        # What rounding does is not smooth: later steps on a confidence are smaller ones.
-        tried[which] += step if confidence is None else step * 0.8**number
-        z_hat = equations.corrected_latent(z, tried[which], delta)
+        if confidence is None:
+            tried = ends.alpha[which] + FURTHER[number]
+        else:
+            step = _newton_step(z, delta, mu, target, at[which], obtained[which], confidence)
+            tried = at[which] + scale[which] * step
+        z_hat = equations.corrected_latent(z, tried, delta)
         image = classifier.decode(z_hat)
-        obtained[which] = stored_posterior(classifier, image)
+        at[which], obtained[which] = tried, stored_posterior(classifier, image)
         miss = shortfall(obtained, q, confidence)
         best["corrections"][which] += 1
         better = which & (miss < best_miss)
         inside = better[which]
-        best["alpha"][better] = tried[better]
+        best["alpha"][better] = at[better]
         best["image"][better] = image[inside]
         best["posterior"][better] = equations.log_posterior(z_hat[inside], mu).exp()
         best["stored_posterior"][better] = obtained[better]
+        # Far out an image may be less of q, not more: back to the best, and the other way.
+        astray = which & (miss > best_miss + 0.01)
+        at = torch.where(astray, best["alpha"], at)
+        obtained = torch.where(astray[..., None], best["stored_posterior"], obtained)
+        # What rounding does is not smooth, so steps become smaller; on the way back, larger.
+        factor = torch.where(better & (scale < 0), 1.5, 0.8)
+        scale = scale * torch.where(astray, -0.5, factor)
         best_miss = torch.where(better, miss, best_miss)
     return Ends(**best)
 
@@ -103,18 +116,16 @@ def shortfall(
     return miss if confidence <= 0.5 else miss + (behind > 0)
 
 
-def _step(
+def _newton_step(
     z: Float[Tensor, "pairs dim"],
     delta: Float[Tensor, "pairs dim"],
     mu: Float[Tensor, "classes dim"],
     q: Int[Tensor, " pairs"],
     alpha: Float[Tensor, " pairs"],
     obtained: Float[Tensor, "pairs classes"],
-    confidence: float | None,
+    confidence: float,
 ) -> Float[Tensor, " pairs"]:
-    """A tenth of the way further, or a Newton step on the log-odds of the asked confidence."""
-    if confidence is None:
-        return torch.full_like(alpha, 0.1)
+    """Towards the asked log-odds of q, from those obtained, along their slope in latent space."""
     own = q[:, None]
     logits = equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
     others = logits.scatter(1, own, -math.inf).softmax(1)

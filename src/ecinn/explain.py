@@ -113,8 +113,8 @@ def explain(
         verified: and where a stored image is not read as was asked, correct α and try again.
         typical: the range of log p(x) that counts as typical of the training data.
     """
-    if confidence is not None and not 0 < confidence < 1:
-        raise InputError(f"a confidence lies between 0 and 1, not at {confidence}")
+    if confidence is not None and not (isinstance(confidence, float) and 0 < confidence < 1):
+        raise InputError(f"a confidence lies above 0 and below 1, not at {confidence}")
     mu = classifier.mu
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))

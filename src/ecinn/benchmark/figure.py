@@ -35,7 +35,8 @@ def cost_figure(result: SideBySide) -> bytes:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise InputError(
-            "the figure needs matplotlib: pip install 'ecinn[benchmark]' (tables are written)"
+            "the figure needs matplotlib: pip install 'ecinn[benchmark]', in a clone "
+            "'.[benchmark]' (tables are written)"
         ) from None
     rows = [row for row in result.methods if row.images is not None]
     if not rows:

@@ -174,9 +174,10 @@ def counterfactuals_benchmark(
         print_json(jsonable({"record": record, **jsonable(result)}))
     else:
         _print_tables(tables.side_by_side_tables(result, record))
+        _say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", "-images.png")))
     atomic_write(folder / f"{stem}.png", cost_figure(result))
     if not json_output:
-        _say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", ".png", "-images.png")))
+        _say_written(folder / f"{stem}.png")
 
 
 @benchmark.command("consistency")

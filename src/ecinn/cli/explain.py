@@ -29,7 +29,10 @@ class Film(StrEnum):
 def explain(
     images: Annotated[list[Path] | None, typer.Argument(help="Image files of any kind.")] = None,
     model: Annotated[str, typer.Option(help="A model's name or path.")] = "mnist",
-    target: Annotated[str, typer.Option(help="Class to explain against, or 'all'.")] = "all",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Class to explain against, repeatable; by default 'all'."),
+    ] = None,
     sample: Annotated[
         list[int] | None, typer.Option(help="Explain this image of the test set; repeatable.")
     ] = None,
@@ -53,13 +56,14 @@ def explain(
     json_output: Json = False,
 ) -> None:
     """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
+    if verified and not verify:
+        raise InputError("--verified reads the stored images, --no-verify does not: leave one out")
     explainer = load(model, device_name(device))
-    inputs = list(_inputs(explainer, images or [], sample or []))
-    if not inputs:
+    inputs, failures = _inputs(explainer, images or [], sample or [])
+    if not inputs and not failures:
         raise InputError("name an image file, or take a test image with --sample 0")
-    targets = _parse_target(target, explainer)
-    folder = output_folder(out_dir)
-    # All are explained before anything is written: a target that fails leaves no files.
+    targets = _parse_targets(target or ["all"], explainer)
+    # All are explained before anything is written.
     explained = []
     for name, pixels, notes in inputs:
         try:
@@ -73,27 +77,38 @@ def explain(
             )
             explained.append((name, notes, result))
         except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+            failures.append(f"{name}: {error}")
+    if not explained:
+        raise InputError(failures[0])
+    folder = output_folder(out_dir)
     kind = "gif" if film is None else film.value
     reports = [write_report(folder, *explanation, film=kind) for explanation in explained]
     if json_output:
-        print_json({"model": model, "explanations": reports})
-        return
-    for report in reports:
-        _describe(report, explainer)
+        print_json({"model": model, "explanations": reports, "failed": failures})
+    else:
+        for report in reports:
+            _describe(report, explainer)
+    if failures:
+        raise InputError(f"{len(failures)} of the images were left out: {'; '.join(failures)}")
 
 
 def _inputs(
     model: Model, paths: Sequence[Path], samples: Sequence[int]
-) -> Iterator[tuple[str, torch.Tensor, list[str]]]:
-    """Name, pixels and remarks of every image that was asked for."""
+) -> tuple[list[tuple[str, torch.Tensor, list[str]]], list[str]]:
+    """Name, pixels and remarks of every image that was asked for; and what could not be read."""
     taken: set[str] = set()
+    inputs: list[tuple[str, torch.Tensor, list[str]]] = []
+    failures: list[str] = []
     for path in paths:
-        photograph = model.photograph(path)
+        try:
+            photograph = model.photograph(path)
+        except InputError as error:
+            failures.append(str(error))
+            continue
         stem = re.sub(r"[^\w.-]+", "_", path.stem) or "image"
         name = next(n for n in _numbered(stem) if n not in taken)
         taken.add(name)
-        yield name, to_pixels(photograph.image[None]), list(photograph.notes)
+        inputs.append((name, to_pixels(photograph.image[None]), list(photograph.notes)))
     if samples:
         data = model.checkpoint.experiment.load("test")
         for index in samples:
@@ -102,7 +117,8 @@ def _inputs(
             label = data.class_names[int(data.labels[index])]
             name = next(n for n in _numbered(f"sample-{index}") if n not in taken)
             taken.add(name)
-            yield name, to_pixels(data.images[index][None]), [f"label {label}"]
+            inputs.append((name, to_pixels(data.images[index][None]), [f"label {label}"]))
+    return inputs, failures
 
 
 def _numbered(stem: str) -> Iterator[str]:
@@ -113,13 +129,21 @@ def _numbered(stem: str) -> Iterator[str]:
         number += 1
 
 
-def _parse_target(target: str, model: Model) -> Targets:
-    """'all', a class by its name, or by its number."""
-    if target == "all" or target in model.class_names:
-        return model.targets(target)
-    if re.fullmatch(r"[+-]?\d{1,9}", target):
+def _parse_targets(targets: Sequence[str], model: Model) -> Targets:
+    """'all', or classes by their names or numbers."""
+    if list(targets) == ["all"]:
+        return "all"
+    if "all" in targets:
+        raise InputError("--target all names every class already: leave the others out")
+    return [_parse_target(target, model) for target in targets]
+
+
+def _parse_target(target: str, model: Model) -> int:
+    if target not in model.class_names and re.fullmatch(r"[+-]?\d{1,9}", target):
         return int(target)
-    return model.targets(target)
+    label = model.targets(target)
+    assert isinstance(label, int)
+    return label
 
 
 def _describe(report: dict[str, Any], model: Model) -> None:
@@ -138,6 +162,14 @@ def _describe(report: dict[str, Any], model: Model) -> None:
         verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
         colour = "green" if target["as_asked"] else "yellow"
         third = target["third_class"]
+        asked = report["confidence"]
+        if asked is not None:
+            got = posterior[target["target"]]
+            verdict = f"{100 * got:.1f} % of {100 * asked:g} % asked ({where})"
+            if not target["as_asked"]:
+                verdict += f", read as {convincing['winner']}: not as asked"
+                untried = target["reachable"] and not target["corrections"]
+                verdict += " (try --verified)" if untried else ""
         asides = [f"at the tipping point {third} wins"] if third else []
         if not target["reachable"]:
             asides.append(f"{100 * target['highest']:.1f} % is the highest on this line")
@@ -146,5 +178,7 @@ def _describe(report: dict[str, Any], model: Model) -> None:
         note = f"  [dim]{'; '.join(asides)}[/]" if asides else ""
         out.print(f"  not {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
     out.print(f"  wrote {plain(report['picture'])}", soft_wrap=True)
-    films = " and films" if report["targets"][0]["film"] else ""
-    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals{films} beside it")
+    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
+    for target in report["targets"]:
+        if target["film"]:
+            out.print(f"  film {plain(target['film']['file'])}, and its plot", soft_wrap=True)

@@ -117,13 +117,15 @@ def mix_models(
     share: Annotated[float, typer.Option(help="Of the second model, from 0 to 1.")] = 0.5,
     device: Device = "auto",
 ) -> None:
-    """Average the weights of two models: a dial between them, without training."""
+    """Average the weights of two models, without training; measuring takes minutes on a CPU."""
     chosen = torch.device(device_name(device))
     if out_file.is_dir():
         raise InputError(f"{out_file} is a folder: --out names the file to write")
     output_folder(out_file.parent)
     one, other = load_checkpoint(first), load_checkpoint(second)
-    checkpoint = mix(one, other, share, one.experiment.load("train"), chosen)
+    data = one.experiment.load("train")
+    err.print(f"measuring class means on {len(data):,} training images, then all test images …")
+    checkpoint = mix(one, other, share, data, chosen)
     _measure_and_save(checkpoint, out_file, chosen)
 
 

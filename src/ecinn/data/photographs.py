@@ -121,6 +121,8 @@ def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) 
     if np.median(border) > 127:
         values = 255 - values
         notes.append("inverted: dark on light became light on dark")
+    if np.ptp(values) == 0:
+        notes.append("no ink: one even shade")
     if picture.size == size:
         return Image.fromarray(values.astype(np.uint8))
     notes.append(f"cropped to the ink of {picture.width}×{picture.height} and centred")
