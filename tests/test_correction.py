@@ -144,6 +144,27 @@ def test_the_best_try_is_kept_where_none_succeeds() -> None:
     assert (after < before - 0.01).any()
 
 
+class FadingRotation(BrightRotation):
+    """Whose images fade to grey the further out they are: past a point, less of q and not more."""
+
+    def decode(self, z: Tensor) -> Tensor:
+        norm = z.norm(dim=1, keepdim=True)
+        return super().decode(z * torch.where(norm > 4.0, (4.0 / norm) ** 6, 1.0))
+
+
+def test_a_search_that_went_astray_turns_back() -> None:
+    rotation = FadingRotation()
+    x = rotation.decode(rotation.mu)
+
+    def share_of_q(*, verified: bool) -> Tensor:
+        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.999999, verified=verified)
+        return e.convincing_certificate.verdict.gather(-1, e.q[..., None]).squeeze(-1)
+
+    before, after = share_of_q(verified=False), share_of_q(verified=True)
+    assert (after >= before).all()
+    assert (after > before + 0.4).any()
+
+
 def test_above_one_half_a_confidence_also_asks_for_q_to_win() -> None:
     obtained = torch.tensor([[[0.49, 0.50, 0.01]], [[0.60, 0.30, 0.10]], [[0.53, 0.4, 0.07]]])
     q = torch.zeros((3, 1), dtype=torch.long)

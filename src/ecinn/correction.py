@@ -90,7 +90,8 @@ def correct(
         best["posterior"][better] = equations.log_posterior(z_hat[inside], mu).exp()
         best["stored_posterior"][better] = obtained[better]
         # Far out an image may be less of q, not more: back to the best, and the other way.
-        astray = which & (miss > best_miss + 0.01)
+        q_loses = miss >= 1
+        astray = which & ((miss > best_miss + 0.01) | (q_loses & ~better))
         at = torch.where(astray, best["alpha"], at)
         obtained = torch.where(astray[..., None], best["stored_posterior"], obtained)
         # What rounding does is not smooth, so steps become smaller; on the way back, larger.
