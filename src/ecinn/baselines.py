@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.errors import InputError
-from ecinn.explain import Targets, resolve_targets
+from ecinn.explain import Targets, convincing_latent, resolve_targets
 from ecinn.explanation import Counterfactuals, Images
 from ecinn.invertible_classifier import InvertibleClassifier
 from ecinn.pixels import to_pixels, to_uint8
@@ -47,13 +47,10 @@ def ecinn(
     target: Targets,
 ) -> Counterfactuals:
     """Eq. 3 at α₁, x̂ = f⁻¹(f(x) + α₁Δ) with Δ = μ̄_q − μ̄_p: one encode, one decode."""
-    mu = classifier.mu
 
     def answer(pairs: _Pairs) -> _Answer:
-        delta = equations.latent_direction(mu_bar, pairs.p, pairs.q)
-        alpha_0 = equations.tipping_point_alpha(pairs.z, delta, mu[pairs.p], mu[pairs.q])
-        alpha_1 = equations.convincing_alpha(alpha_0)
-        images = classifier.decode(equations.corrected_latent(pairs.z, alpha_1, delta))
+        z_hat = convincing_latent(pairs.z, classifier.mu, mu_bar, pairs.p, pairs.q)
+        images = classifier.decode(z_hat)
         return images, torch.ones_like(pairs.q), ~images.isfinite().flatten(1).all(1)
 
     return _every_pair(classifier, x, target, answer)

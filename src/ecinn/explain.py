@@ -82,13 +82,21 @@ def counterfactual(
 ) -> Images:
     """Eq. 3 at α₁ and nothing else: x̂ = f⁻¹(f(x) + α₁Δ), in two network evaluations."""
     z, _ = classifier.encode_with_log_det(x)
-    mu = classifier.mu
-    p = equations.log_posterior(z, mu).argmax(1)
+    p = equations.log_posterior(z, classifier.mu).argmax(1)
+    return classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
+
+
+def convincing_latent(
+    z: Float[Tensor, "batch dim"],
+    mu: Float[Tensor, "classes dim"],
+    mu_bar: Float[Tensor, "classes dim"],
+    p: Int[Tensor, " batch"],
+    q: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch dim"]:
+    """z + α₁Δ, in closed form."""
     delta = equations.latent_direction(mu_bar, p, q)
     alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
-    return classifier.decode(
-        equations.corrected_latent(z, equations.convincing_alpha(alpha_0), delta)
-    )
+    return equations.corrected_latent(z, equations.convincing_alpha(alpha_0), delta)
 
 
 def explain(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.benchmark.methods import read
-from ecinn.correction import Ends, Line, correct
+from ecinn.correction import Ends, Line, correct, stored_posterior
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.metrics.counterfactuals import (
@@ -18,7 +18,6 @@ from ecinn.metrics.counterfactuals import (
     Labels,
     confidence_consistency,
 )
-from ecinn.pixels import to_pixels, to_uint8
 from ecinn.precision import exact_convolutions
 from ecinn.pretrained import Model
 
@@ -142,7 +141,7 @@ def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
             alpha, reachable = equations.departing_alpha(z, delta, classifier.mu, p, level)
             moved = equations.corrected_latent(z, alpha, delta)
             image = classifier.decode(moved[:, 0])
-            stored = classifier.log_posterior(to_pixels(to_uint8(image))).exp()[:, None]
+            stored = stored_posterior(classifier, image)[:, None]
             expected = equations.log_posterior(moved, classifier.mu).exp()
             # p is where the same line leads to when it is walked backwards.
             ends = Ends(-alpha, image[:, None], expected, stored, torch.zeros_like(p))

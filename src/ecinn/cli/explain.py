@@ -87,7 +87,7 @@ def explain(
         print_json({"model": model, "explanations": reports, "failed": failures})
     else:
         for report in reports:
-            _describe(report, explainer)
+            _describe(report)
     if failures:
         raise InputError(f"{len(failures)} of the images were left out: {'; '.join(failures)}")
 
@@ -146,7 +146,7 @@ def _parse_target(target: str, model: Model) -> int:
     return label
 
 
-def _describe(report: dict[str, Any], model: Model) -> None:
+def _describe(report: dict[str, Any]) -> None:
     """One image's results in words."""
     predicted = report["predicted"]
     share = report["posterior"][predicted]
