@@ -339,7 +339,8 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
             ("variant", "Pearson's r", "within ±.05 %", "MSE ×100", "passes"),
             (row("plain", result.plain), row("verified", result.verified)),
             (
-                f"Asked: the posterior of the class that the image starts in is .05, .10, … .95; "
+                "Random test images that the model reads as their label. "
+                "Asked: the posterior of the class that the image starts in is .05, .10, … .95; "
                 "obtained: what the classifier says of the stored 8-bit image. Pooled over "
                 f"{result.n * len(result.asked) - result.unreachable} pairs; {result.unreachable} "
                 "more that no point of the line gives are left out. The verified variant reads "
