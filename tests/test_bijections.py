@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[Callable[[], b.Bijection], Shape]] = {
     "haar, one channel": (lambda: b.Haar(1), (1, 4, 6)),
     "haar, three channels": (lambda: b.Haar(3), (3, 4, 2)),
     "channel mix": (lambda: b.ChannelMix(5, _rng()), (5, 2, 3)),
+    "cosine mix": (lambda: b.CosineMix(6, _rng()), (6, 2, 3)),
     "coupling": (lambda: b.Coupling(4, b.convolutional_subnet(2, 4, 8), 1.5), (4, 4, 3)),
     "coupling, odd channels": (
         lambda: b.Coupling(5, b.convolutional_subnet(2, 6, 8, norm="none"), 0.7),
@@ -68,6 +69,7 @@ LAYERS: dict[str, tuple[Callable[[], b.Bijection], Shape]] = {
     "chain": (lambda: b.Chain([b.Squeeze(), b.ChannelMix(8, _rng()), b.Haar(8)]), (2, 4, 4)),
     "whole network": (lambda: _inn(1, 8, 12), (1, 8, 12)),
     "whole network, colour, haar": (lambda: _inn(3, 4, 8, downsampling="haar"), (3, 4, 8)),
+    "whole network, cosine": (lambda: _inn(3, 8, 4, mixing="cosine"), (3, 8, 4)),
     "whole network, logit": (lambda: _inn(1, 4, 8, pixel_margin=0.05), (1, 4, 8)),
     "whole network, squeeze": (lambda: _inn(2, 8, 4, downsampling="squeeze"), (2, 8, 4)),
 }

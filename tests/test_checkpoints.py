@@ -17,13 +17,13 @@ from ecinn.checkpoints import (
     load_checkpoint,
     save_checkpoint,
     shipped_models,
-    stored_precision,
 )
 from ecinn.errors import EcinnError, InputError
 from ecinn.experiments import MNIST
 from ecinn.files import atomic_write, output_folder
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture
+from ecinn.stored_weights import stored_precision
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for name in ("experiment", "typical", "class_names", "metrics", "training"):
         assert getattr(back, name) == getattr(checkpoint, name)
     assert torch.equal(back.mu_bar, checkpoint.mu_bar)
-    expected = stored_precision(checkpoint.classifier.state_dict())
+    expected = stored_precision(checkpoint.classifier.state_dict(), bits=16)
     for name, value in back.classifier.state_dict().items():
         assert torch.equal(value, expected[name]), name
     assert not back.classifier.training

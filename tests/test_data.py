@@ -72,6 +72,20 @@ def test_shift_moves_by_at_most_that_many_pixels(generator: torch.Generator) -> 
         assert centre.max() > 2
 
 
+def test_whole_pixels_are_copied_not_blurred(generator: torch.Generator) -> None:
+    """Every shift of −2 … 2 occurs, and what comes in from outside is the mirrored edge."""
+    image = torch.randint(256, (3, 9, 11), generator=generator, dtype=torch.uint8)
+    padded = torch.from_numpy(np.pad(image.numpy(), ((0, 0), (2, 2), (2, 2)), mode="symmetric"))
+    moved = augment(
+        image.expand(400, -1, -1, -1), Augmentation(shift=2.0, whole_pixels=True), generator
+    )
+    expected = [padded[:, y : y + 9, x : x + 11] for y in range(5) for x in range(5)]
+    counts = [sum(torch.equal(one, other) for one in moved) for other in expected]
+    assert sum(counts) == 400
+    assert min(counts) > 4
+    assert max(counts) < 35
+
+
 def test_flip_mirrors_about_half_of_the_images(generator: torch.Generator) -> None:
     images = torch.zeros((200, 1, 4, 6), dtype=torch.uint8)
     images[:, :, :, 0] = 200
@@ -214,3 +228,16 @@ def test_bad_files_are_refused_in_words(kind: str, tmp_path: Path) -> None:
         _enormous_png(path, 0)
     with pytest.raises(InputError, match=r"file\.png"):
         read_photograph(path, DIGIT, digit=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "words"),
+    [
+        ("cifar", "train", "mnist, fakemnist, celeba/ATTRIBUTE"),
+        ("celeba", "train", "celeba/ATTRIBUTE"),
+        ("mnist", "validation", "no validation images"),
+    ],
+)
+def test_data_sets_that_do_not_exist(name: str, split, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_dataset(name, split)

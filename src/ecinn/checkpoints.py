@@ -17,6 +17,7 @@ from ecinn.errors import InputError
 from ecinn.experiments import Experiment
 from ecinn.files import atomic_write
 from ecinn.model.classifier import GenerativeClassifier
+from ecinn.stored_weights import pack, unpack
 
 FORMAT = "ecinn-1"
 SHIPPED = Path(__file__).parent / "assets" / "models"
@@ -45,14 +46,10 @@ def shipped_models() -> list[str]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write it at once or not at all. Subnet weights are stored as float16.
-
-    A coupling is invertible whatever its subnet computes, so their precision costs no exactness;
-    everything outside the subnets stays float32.
-    """
-    tensors = {"mu_bar": checkpoint.mu_bar}
-    for name, value in checkpoint.classifier.state_dict().items():
-        tensors[f"classifier.{name}"] = value.half() if _may_be_rounded(name, value) else value
+    """Write it at once or not at all, the weights rounded as the experiment says."""
+    packed = pack(checkpoint.classifier.state_dict(), checkpoint.experiment.stored_bits)
+    tensors = {f"classifier.{name}": value for name, value in packed.items()}
+    tensors["mu_bar"] = checkpoint.mu_bar
     about = {
         "experiment": dataclasses.asdict(checkpoint.experiment),
         "typical": checkpoint.typical,
@@ -61,18 +58,6 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "training": checkpoint.training,
     }
     write_tensors(path, tensors, about)
-
-
-def stored_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights as they will be when they have been saved and loaded."""
-    return {
-        name: value.half().to(value.dtype) if _may_be_rounded(name, value) else value
-        for name, value in weights.items()
-    }
-
-
-def _may_be_rounded(name: str, value: Tensor) -> bool:
-    return ".subnet." in name and value.is_floating_point()
 
 
 def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
@@ -84,12 +69,12 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
         assert isinstance(experiment, Experiment)
         low, high = about["typical"]
         classifier = GenerativeClassifier(experiment.architecture)
-        weights = {
-            name.removeprefix("classifier."): value.float() if value.is_floating_point() else value
+        packed = {
+            name.removeprefix("classifier."): value
             for name, value in tensors.items()
             if name.startswith("classifier.")
         }
-        classifier.load_state_dict(weights)
+        classifier.load_state_dict(unpack(packed))
         mu_bar = tensors["mu_bar"]
         if mu_bar.shape != classifier.mu.shape:
             raise RuntimeError("mu_bar and mu differ in shape")

@@ -7,13 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.checkpoints import Checkpoint, stored_precision
+from ecinn.checkpoints import Checkpoint
 from ecinn.data.dataset import Dataset
 from ecinn.experiments import Experiment
 from ecinn.explain import class_means
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.pixels import to_pixels
 from ecinn.precision import exact_convolutions
+from ecinn.stored_weights import stored_precision
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def finish(
     """Measure what explanations need on the clean training images: μ, μ̄ and typical log p(x)."""
     # On weights as they will be stored, so that what is measured is what is loaded.
     classifier = GenerativeClassifier(experiment.architecture).to(device).eval()
-    classifier.load_state_dict(stored_precision(weights))
+    classifier.load_state_dict(stored_precision(weights, experiment.stored_bits))
     with exact_convolutions():
         encoded = [
             classifier.encode_with_log_det(to_pixels(images.to(device)))
@@ -35,7 +36,8 @@ def finish(
         ]
     z = torch.cat([z for z, _ in encoded])
     log_det = torch.cat([log_det for _, log_det in encoded])
-    classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, experiment))
+    if experiment.means_label_smoothing is not None:
+        classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, experiment))
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     low, high = log_p.double().quantile(log_p.new_tensor([0.001, 0.999]).double()).tolist()
     mu_bar = class_means(z.split(500), classifier.mu)
@@ -60,6 +62,8 @@ def refit_means(
     The network learns from noisy images, but images to be explained are clean: their latents
     lie closer together, and means fitted to them separate the classes better.
     """
+    assert experiment.means_label_smoothing is not None
+    label_smoothing = experiment.means_label_smoothing
     fitted = mu.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
     no_jacobian = z.new_zeros(len(z))
@@ -71,7 +75,7 @@ def refit_means(
         value = equations.information_bottleneck_loss(
             -log_p.mean() / z.shape[1],
             equations.smoothed_cross_entropy(
-                equations.log_posterior(z, fitted), labels, experiment.means_label_smoothing
+                equations.log_posterior(z, fitted), labels, label_smoothing
             ),
             experiment.beta,
         )

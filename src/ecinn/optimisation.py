@@ -1,9 +1,11 @@
 """One step of training: the loss of a batch, the optimiser, the moving average, on any device."""
 
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
@@ -32,6 +34,7 @@ class OptimisationStep:
         self.batch_size = min(experiment.batch_size, len(data))
         self.images = data.images.to(device)
         self.labels = data.labels.to(device)
+        self.attributes = None if data.attributes is None else data.attributes.to(device)
         self.generator = torch.Generator(device)
         self.device = device
         # What a step reads lives in tensors, because a captured graph has no arguments.
@@ -44,7 +47,8 @@ class OptimisationStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             _prepare_for_gpu(state.classifier, inverse=self.inverts)
-            self._capture()
+            with _room_for_compiled_shapes():
+                self._capture()
 
     def _set_mode(self) -> None:
         self.state.classifier.train()
@@ -61,8 +65,7 @@ class OptimisationStep:
         """Take a step; `done` is the share of the run that lies behind."""
         self.batch.copy_(batch)
         rate = self.experiment.learning_rate * schedule(done, self.experiment.warm_up)
-        for group in self.state.optimiser.param_groups:
-            group["lr"].fill_(rate)
+        self._set_learning_rate(rate)
         # The average starts short, so that it does not remember the first weights for long.
         decay = min(self.experiment.averaging, (1 + number) / (10 + number))
         self.averaging_weight.fill_(1 - decay)
@@ -70,6 +73,11 @@ class OptimisationStep:
             self._step()
         else:
             self.graph.replay()
+
+    def _set_learning_rate(self, rate: float) -> None:
+        for optimiser in self.state.descending:
+            for group in optimiser.param_groups:
+                group["lr"].fill_(rate)
 
     def read_figures(self) -> Float[Tensor, " figures"]:
         """Sums of loss, bits/dim and error since the last call."""
@@ -83,22 +91,29 @@ class OptimisationStep:
         self._follow(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
-        return batch_loss(
+        first = batch_loss(
             self.state.classifier,
             self.images[self.batch],
             self.labels[self.batch],
             self.experiment,
             self.generator,
         )
+        if self.state.readout is None or self.attributes is None:
+            return first
+        known = self.attributes[self.batch].to(first.z.dtype)
+        attributes = F.binary_cross_entropy_with_logits(self.state.readout(first.z), known)
+        return first._replace(loss=first.loss + self.experiment.attribute_weight * attributes)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
         """Move the classifier down the loss."""
-        self.state.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.state.descending:
+            optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(
             self.state.classifier.parameters(), self.experiment.gradient_clip
         )
-        self.state.optimiser.step()
+        for optimiser in self.state.descending:
+            optimiser.step()
 
     @torch.no_grad()
     def _follow(self, figures: Float[Tensor, " figures"]) -> None:
@@ -119,8 +134,7 @@ class OptimisationStep:
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            for group in self.state.optimiser.param_groups:
-                group["lr"].fill_(0.0)
+            self._set_learning_rate(0.0)
             for _ in range(3):
                 self._step()
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -176,6 +190,14 @@ def schedule(done: float, warm_up: float) -> float:
     if done < warm_up:
         return done / warm_up
     return 0.5 * (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up)))
+
+
+def _room_for_compiled_shapes() -> AbstractContextManager[None]:
+    """One function is compiled per shape, stage and direction: more often than torch expects."""
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    patch: AbstractContextManager[None] = config.patch({name: 64})
+    return patch
 
 
 def _prepare_for_gpu(classifier: GenerativeClassifier, *, inverse: bool) -> None:

@@ -18,6 +18,7 @@ from ecinn.experiments import Experiment
 from ecinn.files import output_folder
 from ecinn.finishing import finish
 from ecinn.optimisation import OptimisationStep
+from ecinn.precision import exact_convolutions
 from ecinn.refinement import RefinementStep, second_stage
 from ecinn.training_state import EpochRecord, RefinementState, TrainingState, as_json
 
@@ -57,6 +58,7 @@ def train(
     device: torch.device,
     resume: bool = False,
     pretrained: Checkpoint | None = None,
+    start: Checkpoint | None = None,
     observe: Callable[[Progress], None] = lambda progress: None,
     save_every: float = 30.0,
 ) -> Checkpoint:
@@ -64,6 +66,7 @@ def train(
 
     Args:
         pretrained: a model to take instead of running the first stage.
+        start: a model whose layers the first stage begins with, instead of untrained ones.
         save_every: seconds between two saved states; a state is saved at the end of an epoch.
     """
     output_folder(folder)
@@ -74,16 +77,19 @@ def train(
     if resume and first.exists():
         pretrained = load_checkpoint(first)
     if pretrained is None:
-        state = TrainingState.start(experiment, device)
+        state = _first_state(experiment, data, start, device)
         pretrained = _stage(experiment, data, state, OptimisationStep, STATE_FILES[0], how)
-    elif pretrained.experiment.architecture != experiment.architecture:
-        raise InputError(f"the model to start from is no {experiment.name!r}: its layers differ")
+        if start is not None:
+            record = {"start": start.experiment.name, **pretrained.training}
+            pretrained = replace(pretrained, training=record)
+    else:
+        _require_same_layers(pretrained, experiment)
     if experiment.refinement is None:
         checkpoint = pretrained
     else:
         save_checkpoint(pretrained, first)
         stage = second_stage(experiment)
-        refined = RefinementState.refine(pretrained, stage, device)
+        refined = RefinementState.refine(pretrained, stage, device, _attributes(stage, data))
         checkpoint = _stage(stage, data, refined, RefinementStep, STATE_FILES[1], how)
         first_stage = {"settings": as_json(pretrained.experiment), **pretrained.training}
         record = {"first_stage": first_stage, **checkpoint.training}
@@ -92,6 +98,32 @@ def train(
         checkpoint = replace(checkpoint, experiment=experiment, training=record)
     save_checkpoint(checkpoint, folder / MODEL_FILE)
     return checkpoint
+
+
+def _first_state(
+    experiment: Experiment, data: Dataset, start: Checkpoint | None, device: torch.device
+) -> TrainingState:
+    state = TrainingState.start(experiment, device, _attributes(experiment, data))
+    if start is not None:
+        _require_same_layers(start, experiment)
+        with exact_convolutions():
+            state.begin_at(start.classifier, data)
+    return state
+
+
+def _attributes(experiment: Experiment, data: Dataset) -> int:
+    """How many attributes are learned beside the class."""
+    if not experiment.attribute_weight:
+        return 0
+    if data.attributes is None:
+        raise InputError(f"{experiment.name} learns attributes beside: its data has none")
+    return data.attributes.shape[1]
+
+
+def _require_same_layers(checkpoint: Checkpoint, experiment: Experiment) -> None:
+    """Weights can only be taken over where they have the same shapes and meaning."""
+    if checkpoint.experiment.architecture != experiment.architecture:
+        raise InputError(f"the model to start from is no {experiment.name!r}: its layers differ")
 
 
 @dataclass(frozen=True)
@@ -183,6 +215,7 @@ def _record(
     batch = min(experiment.batch_size, len(data))
     images = state.epoch * (len(data) // batch) * batch
     return {
+        "training_images": len(data),
         "seconds": round(state.seconds, 1),
         "images_per_second": round(images / max(state.seconds, 1e-9)),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ecinn import equations
 from ecinn.checkpoints import Checkpoint, read_tensors, write_tensors
+from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.experiments import Experiment, Refinement
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.critic import Critic
+from ecinn.pixels import to_pixels
 
 
 @dataclass(frozen=True)
@@ -37,22 +42,67 @@ class TrainingState:
     epoch: int = 0
     seconds: float = 0.0
     curve: list[EpochRecord] = field(default_factory=list)
+    readout: nn.Linear | None = None
+    """Reads the other attributes of an image from its latent; no part of the model."""
+    readout_optimiser: torch.optim.AdamW | None = None
 
     @classmethod
-    def start(cls, experiment: Experiment, device: torch.device) -> "TrainingState":
-        """The untrained state, which the experiment alone determines."""
+    def start(
+        cls, experiment: Experiment, device: torch.device, attributes: int = 0
+    ) -> "TrainingState":
+        """The untrained state, which the experiment and the number of attributes determine."""
         classifier, average = _pair(experiment, device)
-        return cls(classifier, average, _optimiser(classifier, experiment, device))
+        state = cls(classifier, average, _optimiser(classifier, experiment, device))
+        state.read_out(attributes, experiment, device)
+        return state
+
+    def read_out(self, attributes: int, experiment: Experiment, device: torch.device) -> None:
+        """Begin to read so many attributes, from nothing."""
+        if not attributes:
+            return
+        self.readout = nn.utils.skip_init(
+            nn.Linear, experiment.architecture.dim, attributes, device=device
+        )
+        nn.init.zeros_(self.readout.weight)
+        nn.init.zeros_(self.readout.bias)
+        self.readout_optimiser = _optimiser(self.readout, experiment, device)
+
+    @torch.no_grad()
+    def begin_at(self, network: GenerativeClassifier, data: Dataset) -> None:
+        """Take another model's layers, and means that suit them to the classes of this data."""
+        self.average.load_state_dict(network.state_dict() | {"mu": self.average.mu})
+        device = self.average.mu.device
+        z = torch.cat(
+            [
+                self.average.encode(to_pixels(images.to(device)))
+                for images in data.images.split(500)
+            ]
+        )
+        self.average.mu.copy_(first_means(z, data.labels.to(device), len(self.average.mu)))
+        self.classifier.load_state_dict(self.average.state_dict())
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
         """Every network by the name it is stored under."""
-        return {"classifier": self.classifier, "average": self.average}
+        networks: dict[str, nn.Module] = {"classifier": self.classifier, "average": self.average}
+        return networks if self.readout is None else networks | {"readout": self.readout}
 
     @property
     def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
         """Every optimiser and the network it changes."""
-        return {"optimiser": (self.classifier, self.optimiser)}
+        optimisers: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
+            "optimiser": (self.classifier, self.optimiser)
+        }
+        if self.readout is not None and self.readout_optimiser is not None:
+            optimisers["readout_optimiser"] = (self.readout, self.readout_optimiser)
+        return optimisers
+
+    @property
+    def descending(self) -> list[torch.optim.Optimizer]:
+        """The optimisers that go down the loss together."""
+        if self.readout_optimiser is None:
+            return [self.optimiser]
+        return [self.optimiser, self.readout_optimiser]
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a step changes, by name, not copied."""
@@ -101,6 +151,24 @@ class TrainingState:
         self.curve = [EpochRecord(**record) for record in about["curve"]]
 
 
+def first_means(
+    z: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], classes: int
+) -> Float[Tensor, "classes dim"]:
+    """m + s(m_y − m): the mean latents of the classes, drawn together until the posterior fits.
+
+    Latents of a class spread wider than N(m_y, 1) where the layers learned something else, and
+    from means as far apart as m_y training would begin with wrong answers of great certainty.
+    """
+    member = F.one_hot(labels, classes).to(z.dtype)
+    centre = z.mean(0)
+    offset = member.T @ z / member.sum(0)[:, None].clamp(min=1) - centre
+    candidates = [centre + 0.5**halvings * offset for halvings in range(10)]
+    return min(
+        candidates,
+        key=lambda mu: float(F.nll_loss(equations.log_posterior(z, mu), labels)),
+    )
+
+
 class RunningMeans(nn.Module):
     """μ̄ while it moves: the mean latent of every class over the last batches."""
 
@@ -120,7 +188,7 @@ class RefinementState(TrainingState):
 
     @classmethod
     def refine(
-        cls, pretrained: Checkpoint, stage: Experiment, device: torch.device
+        cls, pretrained: Checkpoint, stage: Experiment, device: torch.device, attributes: int = 0
     ) -> "RefinementState":
         """Where the first stage ended, with a new critic."""
         assert stage.refinement is not None
@@ -130,7 +198,7 @@ class RefinementState(TrainingState):
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(stage.seed)
             critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
-        return cls(
+        state = cls(
             classifier,
             average,
             _optimiser(classifier, stage, device),
@@ -138,6 +206,8 @@ class RefinementState(TrainingState):
             critic_optimiser=_critic_optimiser(critic, stage.refinement, device),
             means=RunningMeans(pretrained.mu_bar).to(device),
         )
+        state.read_out(attributes, stage, device)
+        return state
 
     @staticmethod
     def identity(settings: dict[str, Any]) -> dict[str, Any]:
@@ -165,11 +235,11 @@ def _pair(
 
 
 def _optimiser(
-    classifier: GenerativeClassifier, experiment: Experiment, device: torch.device
+    network: nn.Module, experiment: Experiment, device: torch.device
 ) -> torch.optim.AdamW:
     """Weight decay for weight matrices and kernels alone, not for means, scales and shifts."""
-    decayed = [p for n, p in classifier.named_parameters() if p.ndim > 1 and n != "mu"]
-    free = [p for n, p in classifier.named_parameters() if p.ndim == 1 or n == "mu"]
+    decayed = [p for n, p in network.named_parameters() if p.ndim > 1 and n != "mu"]
+    free = [p for n, p in network.named_parameters() if p.ndim == 1 or n == "mu"]
     groups = [
         {"params": decayed, "weight_decay": experiment.weight_decay},
         {"params": free, "weight_decay": 0.0},

@@ -1,8 +1,7 @@
 """`ecinn benchmark` and `ecinn judges`: how good counterfactuals are, beside other methods'."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from ecinn.benchmark import tables
@@ -18,10 +16,11 @@ from ecinn.benchmark.authors import DATASETS, AuthorsResult, score_authors
 from ecinn.benchmark.consistency import measure_consistency
 from ecinn.benchmark.figure import cost_figure, sheet
 from ecinn.benchmark.methods import METHODS, require_known
-from ecinn.benchmark.quality import CUES, JUDGES, Observe, find_judges
+from ecinn.benchmark.quality import CUES, JUDGES, find_judges
 from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
 from ecinn.benchmark.side_by_side import Made, Pairs, SideBySide, compare_methods
-from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.data.authors import BenchmarkName, load_authors
 from ecinn.data.dataset import load_dataset
 from ecinn.errors import EcinnError, InputError
@@ -79,7 +78,7 @@ def authors_benchmark(
     pages: list[str] = []
     for name in names:
         record = provenance(command, models[name], judges)
-        with _bars() as observe:
+        with bars() as observe:
             result = score_authors(
                 benchmarks[name],
                 models[name],
@@ -158,7 +157,7 @@ def counterfactuals_benchmark(
         )
         atomic_write(folder / f"{stem}-images.png", png_bytes(picture(so_far, pairs, made)))
 
-    with _bars() as observe:
+    with bars() as observe:
         result = compare_methods(
             explainer,
             data,
@@ -186,6 +185,7 @@ def consistency_benchmark(
     classes: Annotated[str, typer.Option(help="Two classes by number or name.")] = "0,1",
     n: Annotated[int, typer.Option("--n", help="Random test images.")] = 100,
     seed: Seed = 0,
+    celeba: CelebA = None,
     out_dir: Out = RESULTS,
     device: Device = "cpu",
     json_output: Json = False,
@@ -193,9 +193,9 @@ def consistency_benchmark(
     """Ask for confidences of .05 to .95 and compare with what the stored image gets."""
     explainer = load(model, device_name(device))
     pair = _two_classes(classes, explainer.class_names)
-    data = explainer.checkpoint.experiment.load("test")
+    data = load_images(explainer.checkpoint.experiment.dataset, "test", celeba)
     folder = output_folder(out_dir)
-    with _bars() as observe:
+    with bars() as observe:
         result = measure_consistency(
             explainer,
             data,
@@ -253,7 +253,7 @@ def judges(
         + settings.autoencoder_epochs * (1 + len(train.class_names))
     )
     done = 0
-    with _bars() as observe:
+    with bars() as observe:
 
         def count(progress: JudgeProgress) -> None:
             nonlocal done
@@ -275,31 +275,6 @@ def judges(
         table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
     out.print(table)
     _say_written(out_file)
-
-
-@contextmanager
-def _bars() -> Iterator[Observe]:
-    """A bar for every piece of work, on stderr; without a terminal a line for each."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    tasks: dict[str, Any] = {}
-
-    def observe(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bar.add_task(plain(what), total=total)
-        bar.update(tasks[what], completed=done, total=total)
-        if not err.is_terminal and done == total:
-            err.print(f"{plain(what)}: done ({total})")
-
-    with bar:
-        yield observe
 
 
 def _print_tables(laid_out: Sequence[tables.Table]) -> None:

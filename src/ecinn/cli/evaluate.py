@@ -1,6 +1,7 @@
 """`ecinn evaluate`: measure a model on its test images."""
 
 import dataclasses
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -8,8 +9,17 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ecinn.cli.app import Device, Json, app, device_name, err, out, print_json
+from ecinn.cli.progress import CelebA, load_images
 from ecinn.evaluation import evaluate as evaluate_model
 from ecinn.pretrained import load
+
+
+class SplitName(StrEnum):
+    """The images to measure on."""
+
+    TEST = "test"
+    VALIDATION = "validation"
+    TRAIN = "train"
 
 
 @app.command()
@@ -19,12 +29,14 @@ def evaluate(
         int | None, typer.Option(min=1, help="Only the first so many images.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
+    split: Annotated[SplitName, typer.Option(help="Which images.")] = SplitName.TEST,
+    celeba: CelebA = None,
     device: Device = "cpu",
     json_output: Json = False,
 ) -> None:
     """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
     loaded = load(model, device_name(device))
-    data = loaded.checkpoint.experiment.load("test").first(limit)
+    data = load_images(loaded.checkpoint.experiment.dataset, split.value, celeba).first(limit)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(data))
         result = evaluate_model(

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.progress import CelebA, load_images
 from ecinn.errors import InputError
 from ecinn.explain import Targets
 from ecinn.files import output_folder
@@ -52,6 +53,7 @@ def explain(
     verify: Annotated[
         bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
     ] = True,
+    celeba: CelebA = None,
     device: Device = "cpu",
     json_output: Json = False,
 ) -> None:
@@ -59,7 +61,7 @@ def explain(
     if verified and not verify:
         raise InputError("--verified reads the stored images, --no-verify does not: leave one out")
     explainer = load(model, device_name(device))
-    inputs, failures = _inputs(explainer, images or [], sample or [])
+    inputs, failures = _inputs(explainer, images or [], sample or [], celeba)
     if not inputs and not failures:
         raise InputError("name an image file, or take a test image with --sample 0")
     targets = _parse_targets(target or ["all"], explainer)
@@ -93,7 +95,7 @@ def explain(
 
 
 def _inputs(
-    model: Model, paths: Sequence[Path], samples: Sequence[int]
+    model: Model, paths: Sequence[Path], samples: Sequence[int], celeba: Path | None
 ) -> tuple[list[tuple[str, torch.Tensor, list[str]]], list[str]]:
     """Name, pixels and remarks of every image that was asked for; and what could not be read."""
     taken: set[str] = set()
@@ -110,7 +112,7 @@ def _inputs(
         taken.add(name)
         inputs.append((name, to_pixels(photograph.image[None]), list(photograph.notes)))
     if samples:
-        data = model.checkpoint.experiment.load("test")
+        data = load_images(model.checkpoint.experiment.dataset, "test", celeba)
         for index in samples:
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")

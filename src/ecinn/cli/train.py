@@ -15,6 +15,8 @@ from ecinn import training
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.evaluate import print_evaluation
+from ecinn.cli.progress import CelebA, load_images
+from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.evaluation import evaluate as evaluate_model
 from ecinn.experiments import EXPERIMENTS, Experiment, Refinement, find_experiment
@@ -51,6 +53,10 @@ def train(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first so many training images.")
     ] = None,
+    layers_of: Annotated[
+        str | None, typer.Option("--start", help="Begin with the layers of this trained model.")
+    ] = None,
+    celeba: CelebA = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
     device: Device = "auto",
 ) -> None:
@@ -78,8 +84,10 @@ def train(
         raise InputError("--from begins a run, --resume goes on with one: leave one out")
     if start is not None and settings.refinement is None:
         raise InputError("--from takes the place of the first stage: there must be a second")
+    if start is not None and layers_of is not None:
+        raise InputError("--start begins the first stage, --from leaves it out: choose one")
     chosen = torch.device(device_name(device))
-    data = settings.load("train").first(limit)
+    data = load_images(settings.dataset, "train", celeba).first(limit)
     output_folder(out_dir)
     try:
         with _training_progress(out_dir, tensorboard=tensorboard) as observe:
@@ -90,6 +98,7 @@ def train(
                 device=chosen,
                 resume=resume,
                 pretrained=None if start is None else load_checkpoint(start),
+                start=None if layers_of is None else load_checkpoint(layers_of),
                 observe=observe,
             )
     except KeyboardInterrupt:
@@ -99,14 +108,22 @@ def train(
             if saved
             else "interrupted before anything was saved; start again"
         ) from None
-    checkpoint = _measure_and_save(checkpoint, out_dir / training.MODEL_FILE, chosen)
+    test = load_images(settings.dataset, "test", celeba)
+    checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
     record = {
-        "command": f"ecinn train {experiment} --out DIR{'' if start is None else ' --from MODEL'}",
+        "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of)}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
     }
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _given(start: str | None, layers_of: str | None) -> str:
+    """The models that a run began with, without the paths of this machine."""
+    if start is not None:
+        return " --from MODEL"
+    return "" if layers_of is None else " --start MODEL"
 
 
 @app.command("mix")
@@ -115,6 +132,7 @@ def mix_models(
     second: Annotated[str, typer.Argument(help="Another, refined from the same start.")],
     out_file: Annotated[Path, typer.Option("--out", help="File for the mixture.")],
     share: Annotated[float, typer.Option(help="Of the second model, from 0 to 1.")] = 0.5,
+    celeba: CelebA = None,
     device: Device = "auto",
 ) -> None:
     """Average the weights of two models, without training; measuring takes minutes on a CPU."""
@@ -123,15 +141,18 @@ def mix_models(
         raise InputError(f"{out_file} is a folder: --out names the file to write")
     output_folder(out_file.parent)
     one, other = load_checkpoint(first), load_checkpoint(second)
-    data = one.experiment.load("train")
+    data = load_images(one.experiment.dataset, "train", celeba)
     err.print(f"measuring class means on {len(data):,} training images, then all test images …")
     checkpoint = mix(one, other, share, data, chosen)
-    _measure_and_save(checkpoint, out_file, chosen)
+    test = load_images(one.experiment.dataset, "test", celeba)
+    _measure_and_save(checkpoint, test, out_file, chosen)
 
 
-def _measure_and_save(checkpoint: Checkpoint, path: Path, device: torch.device) -> Checkpoint:
+def _measure_and_save(
+    checkpoint: Checkpoint, test: Dataset, path: Path, device: torch.device
+) -> Checkpoint:
     """Write the model with what the test images say of it, and print that."""
-    result = evaluate_model(Model(checkpoint, device), checkpoint.experiment.load("test"))
+    result = evaluate_model(Model(checkpoint, device), test)
     checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
     checkpoint.classifier.cpu()
     save_checkpoint(checkpoint, path)

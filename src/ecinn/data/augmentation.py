@@ -17,6 +17,8 @@ class Augmentation:
 
     shift: float = 0.0
     """Pixels, in both directions."""
+    whole_pixels: bool = False
+    """Shift by whole pixels only, so that nothing is blurred by resampling."""
     rotate: float = 0.0
     """Degrees."""
     scale: float = 0.0
@@ -42,8 +44,8 @@ def augment(images: Images, settings: Augmentation, generator: torch.Generator) 
         mirror = torch.where(draws[:, 7] < 0.5, -1.0, 1.0)
         matrix = matrix * torch.stack([mirror, mirror.new_ones(count)], 1)[:, :, None]
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
-    # Border padding repeats the edge: black for digits, background for photographs.
-    warped = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    # Reflected at the edge: black for digits, more of the background for photographs.
+    warped = F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
     return warped.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -52,8 +54,15 @@ def _affine_matrices(signed: Tensor, settings: Augmentation, height: int, width:
     angle = math.radians(settings.rotate) * signed[:, 0]
     scale_x, scale_y = (settings.scale * signed[:, 1:3]).exp().unbind(1)
     shear = settings.shear * signed[:, 3]
-    shift_x = 2 * settings.shift / width * signed[:, 4]
-    shift_y = 2 * settings.shift / height * signed[:, 5]
+    shift = settings.shift * signed[:, 4:6]
+    if settings.whole_pixels:
+        # Every whole number of the range as often as every other.
+        shift = (
+            ((2 * settings.shift + 1) / 2 * signed[:, 4:6])
+            .round()
+            .clamp(-settings.shift, settings.shift)
+        )
+    shift_x, shift_y = 2 * shift[:, 0] / width, 2 * shift[:, 1] / height
     cos, sin = angle.cos(), angle.sin()
     row_x = torch.stack([cos * scale_x, (shear * cos - sin) * scale_y, shift_x], 1)
     row_y = torch.stack([sin * scale_x, (shear * sin + cos) * scale_y, shift_y], 1)

@@ -1,7 +1,8 @@
 """A labelled set of 8-bit images, and the sets known by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from jaxtyping import Int, UInt8
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ecinn.errors import InputError
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Dataset:
     images: UInt8[Tensor, "batch channels height width"]
     labels: Int[Tensor, " batch"]
     class_names: tuple[str, ...]
+    attributes: UInt8[Tensor, "batch attributes"] | None = None
+    """What else is known of every image, 0 or 1, where there is something."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -28,18 +31,38 @@ class Dataset:
         """The first n images, or all of them."""
         if n is not None and n < 1:
             raise InputError(f"take at least one image, not {n}")
-        return Dataset(self.images[:n], self.labels[:n], self.class_names)
+        attributes = None if self.attributes is None else self.attributes[:n]
+        return Dataset(self.images[:n], self.labels[:n], self.class_names, attributes)
 
 
-def load_dataset(name: str, split: Split) -> Dataset:
-    """The train or test images of a data set by its name."""
+def load_dataset(
+    name: str,
+    split: Split,
+    folder: Path | None = None,
+    *,
+    observe: Callable[[int, int], None] = lambda done, total: None,
+) -> Dataset:
+    """The images of a split of a data set by its name: mnist, fakemnist, celeba/ATTRIBUTE.
+
+    Args:
+        folder: where CelebA or CelebA-HQ is; the digits come with the package.
+        observe: told how many of how many images are decoded, where that takes a while.
+    """
+    from ecinn.data.celeba import load_attributes, load_celeba
     from ecinn.data.fake_mnist import load_fake_mnist
     from ecinn.data.mnist import load_mnist
 
+    kind, _, attribute = name.partition("/")
+    if kind == "celeba" and attribute:
+        faces = load_celeba(attribute, split, folder, observe=observe)
+        return replace(faces, attributes=load_attributes(split, folder))
     loaders: Mapping[str, Callable[[Split], Dataset]] = {
         "mnist": load_mnist,
         "fakemnist": load_fake_mnist,
     }
     if name not in loaders:
-        raise InputError(f"no data set is called {name!r}; there are: {', '.join(loaders)}")
+        known = ", ".join([*loaders, "celeba/ATTRIBUTE"])
+        raise InputError(f"no data set is called {name!r}; there are: {known}")
+    if split == "validation":
+        raise InputError(f"{name} has no validation images: take the train or the test split")
     return loaders[name](split)

@@ -14,6 +14,7 @@ Image = Float[Tensor, "batch channels height width"]
 Images = Float[Tensor, "batch channels_out height_out width_out"]
 Vector = Float[Tensor, "batch dim"]
 LogDet = Float[Tensor, " batch"]
+Kernel = Float[Tensor, "channels channels 1 1"]
 
 
 class Bijection(nn.Module, ABC):
@@ -120,11 +121,33 @@ class Haar(Bijection):
         return F.pixel_shuffle(F.conv2d(y, self.mix.transpose(0, 1)), 2)
 
 
-class ChannelMix(Bijection):
-    """R(e^s ⊙ x + b): a learned affine map per channel, then a fixed random rotation R."""
+class AffineMix(Bijection):
+    """R(e^s ⊙ x + b): a learned affine map per channel, then a fixed orthogonal matrix R."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+        self.shift = nn.Parameter(torch.zeros(channels))
+
+    @abstractmethod
+    def matrix(self) -> Kernel:
+        """R, as a 1×1 convolution."""
+
+    def forward(self, x: Image) -> tuple[Image, LogDet]:
+        scaled = x * self.log_scale.exp()[:, None, None] + self.shift[:, None, None]
+        log_det = x.shape[2] * x.shape[3] * self.log_scale.sum()
+        return F.conv2d(scaled, self.matrix()), log_det.expand(x.shape[0])
+
+    def inverse(self, y: Image) -> Image:
+        scaled = F.conv2d(y, self.matrix().transpose(0, 1))
+        return (scaled - self.shift[:, None, None]) * (-self.log_scale).exp()[:, None, None]
+
+
+class ChannelMix(AffineMix):
+    """R is a random rotation."""
 
     def __init__(self, channels: int, generator: torch.Generator) -> None:
-        super().__init__()
+        super().__init__(channels)
         gaussian = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
         orthogonal, triangular = torch.linalg.qr(gaussian)
         rotation = orthogonal * triangular.diagonal().sign()
@@ -132,17 +155,24 @@ class ChannelMix(Bijection):
         # library, and at half precision it would no longer be orthogonal.
         self.register_buffer("rotation", rotation.float()[:, :, None, None])
         self.rotation: Tensor
-        self.log_scale = nn.Parameter(torch.zeros(channels))
-        self.shift = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Image) -> tuple[Image, LogDet]:
-        scaled = x * self.log_scale.exp()[:, None, None] + self.shift[:, None, None]
-        log_det = x.shape[2] * x.shape[3] * self.log_scale.sum()
-        return F.conv2d(scaled, self.rotation), log_det.expand(x.shape[0])
+    def matrix(self) -> Kernel:
+        return self.rotation
 
-    def inverse(self, y: Image) -> Image:
-        scaled = F.conv2d(y, self.rotation.transpose(0, 1))
-        return (scaled - self.shift[:, None, None]) * (-self.log_scale).exp()[:, None, None]
+
+class CosineMix(AffineMix):
+    """R is the orthonormal DCT of the channels in random order: only the order needs storing."""
+
+    def __init__(self, channels: int, generator: torch.Generator) -> None:
+        super().__init__(channels)
+        self.register_buffer("order", torch.randperm(channels, generator=generator))
+        self.order: Tensor
+        cosines = _dct_matrix(channels)[:, :, None, None]
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.cosines: Tensor
+
+    def matrix(self) -> Kernel:
+        return self.cosines[:, self.order]
 
 
 class Coupling(Bijection):

@@ -9,6 +9,7 @@ from ecinn.model.bijections import (
     Bijection,
     Chain,
     ChannelMix,
+    CosineMix,
     Coupling,
     DCTPooling,
     DownsamplingCoupling,
@@ -52,6 +53,8 @@ class Architecture:
     pixel_margin: float = 0.0
     """Above 0 the first layer is a logit that bounds decoded pixels by about this much beyond
     [0, 1]; at 0 it is linear, as in IB-INN."""
+    mixing: str = "rotation"
+    """Of channels, after every coupling: "rotation" (random, kept in the file) or "cosine"."""
     norm: Norm = "group"
     dropout: float = 0.0
     seed: int = 0
@@ -76,6 +79,8 @@ class Architecture:
             raise InputError(
                 f"downsampling is coupling, haar or squeeze, not {self.downsampling!r}"
             )
+        if self.mixing not in ("rotation", "cosine"):
+            raise InputError(f"mixing is rotation or cosine, not {self.mixing!r}")
 
 
 def build_inn(architecture: Architecture) -> Chain:
@@ -92,16 +97,17 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
     pixels = (
         PixelLogit(a.pixel_scale, a.pixel_margin) if a.pixel_margin else PixelScale(a.pixel_scale)
     )
+    mix = ChannelMix if a.mixing == "rotation" else CosineMix
     layers: list[Bijection] = [pixels, Haar(a.channels)]
     channels, height, width = 4 * a.channels, a.height // 2, a.width // 2
     for index, stage in enumerate(a.stages):
         if index:
             downsampling = _downsampling(a, channels, stage.width)
             channels, height, width = 4 * channels, height // 2, width // 2
-            layers.append(Chain([downsampling, ChannelMix(channels, generator)]))
+            layers.append(Chain([downsampling, mix(channels, generator)]))
         for _ in range(stage.couplings):
             coupling = _coupling(a, channels, stage.width)
-            layers.append(Chain([coupling, ChannelMix(channels, generator)]))
+            layers.append(Chain([coupling, mix(channels, generator)]))
     layers.append(DCTPooling(channels, height, width))
     for _ in range(a.dense_couplings if a.dense_width else 0):
         half = a.dim // 2

@@ -1,0 +1,160 @@
+"""Inception-V3, the predictive network that the paper compares with (Section 4.4)."""
+
+import functools
+import importlib
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ecinn.errors import InputError
+
+SIDE = 224
+"""Pixels a side, as in the paper."""
+SMALLEST_SIDE = 75
+"""Below this nothing is left of an image after the last reduction."""
+
+Maps = Float[Tensor, "batch channels height width"]
+Results = Float[Tensor, "batch features rows columns"]
+
+
+class InceptionClassifier(nn.Module):
+    """torchvision's Inception-V3 without its auxiliary classifier, on pixels of any size.
+
+    Images are enlarged inside, so that attributions are of the same pixels as the INN's.
+    """
+
+    def __init__(self, classes: int, side: int = SIDE) -> None:
+        super().__init__()
+        if side < SMALLEST_SIDE:
+            raise InputError(f"Inception-V3 needs a side of {SMALLEST_SIDE} pixels, not {side}")
+        self.side = side
+        network = _torchvision_models().inception_v3(
+            weights=None, aux_logits=False, num_classes=classes, init_weights=True
+        )
+        self.network = with_relu_modules(network)
+        # Where a GPU's half-precision convolutions are fastest.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images of [0, 1]."""
+        size = (self.side, self.side)
+        enlarged = F.interpolate(x, size, mode="bilinear", align_corners=False)
+        logits: Tensor = self.network(enlarged)
+        return logits
+
+
+def with_relu_modules(network: nn.Module) -> nn.Module:
+    """The same function of the same weights, every nonlinearity an nn.ReLU that is used once.
+
+    DeepLift replaces the gradient of modules that it knows; of F.relu and F.max_pool2d it takes
+    the plain gradient, without a word. Changes the network and gives it back.
+    """
+    for name, module in list(network.named_modules()):
+        if type(module).__name__ == "BasicConv2d":
+            conv, norm = module.get_submodule("conv"), module.get_submodule("bn")
+            network.set_submodule(name, ConvolutionBlock(conv, norm))
+        elif isinstance(module, nn.MaxPool2d):
+            network.set_submodule(name, MaxPool())
+    for name, module in list(network.named_modules()):
+        if type(module).__name__ in ("InceptionB", "InceptionD"):
+            network.set_submodule(name, Reduction(module))
+    # New modules are born in training mode.
+    return network.train(network.training)
+
+
+class ConvolutionBlock(nn.Module):
+    """ReLU(norm(conv(x)))."""
+
+    def __init__(self, conv: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        # Named as torchvision names them, so that weights are called alike.
+        self.conv = conv
+        self.bn = norm
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Maps) -> Results:
+        """What torchvision's BasicConv2d computes."""
+        activation: Tensor = self.relu(self.bn(self.conv(x)))
+        return activation
+
+
+class MaxPool(nn.Module):
+    """Largest of 3×3 values, stride 2; outside of training by max(a, b) = b + ReLU(a − b).
+
+    captum has a rule for nn.MaxPool2d, but it loses what two overlapping windows share, and it
+    takes wrong gradients behind a ReLU and beside other branches. Through ReLUs the
+    contributions add up to the change of the output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relus = nn.ModuleList(nn.ReLU() for _ in range(4))
+
+    def forward(self, x: Maps) -> Results:
+        """One direction after the other."""
+        if self.training:
+            return F.max_pool2d(x, kernel_size=3, stride=2)
+        for first, second in ((0, 1), (2, 3)):
+            x = x.transpose(2, 3)
+            places = (x.shape[3] - 1) // 2
+            a, b, c = (x[..., start : start + 2 * places - 1 : 2] for start in range(3))
+            larger = b + self.relus[first](a - b)
+            x = c + self.relus[second](larger - c)
+        return x
+
+
+class Reduction(nn.Module):
+    """Branches of convolutions beside a max-pool: torchvision's InceptionB and InceptionD."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        for name, child in block.named_children():
+            self.add_module(name, child)
+        # torchvision's names: branch3x3dbl_1, branch3x3dbl_2, … are one branch, in this order.
+        self.branches = [
+            list(names)
+            for _, names in itertools.groupby(self._modules, lambda name: name.split("_")[0])
+        ]
+        self.pool = MaxPool()
+
+    def forward(self, x: Maps) -> Results:
+        """All branches, then the pool, as channels."""
+        outputs = []
+        for names in self.branches:
+            output = x
+            for name in names:
+                output = self.get_submodule(name)(output)
+            outputs.append(output)
+        return torch.cat([*outputs, self.pool(x)], 1)
+
+
+def _torchvision_models() -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module("torchvision.models")
+    except ImportError as error:
+        raise InputError(
+            f"Inception-V3 is torchvision's ({error}): pip install 'ecinn[inception]'"
+        ) from None
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+    _declare_missing_operators()
+    return importlib.import_module("torchvision.models")
+
+
+@functools.cache
+def _declare_missing_operators() -> torch.library.Library:
+    """What torchvision's import asks for where its compiled part does not fit the build of torch.
+
+    Beside a CPU build of torch that part may not load, and the import fails on the names of two
+    operators for boxes. Inception-V3 uses neither. What is declared lasts as long as the Library
+    does: the cache keeps it.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

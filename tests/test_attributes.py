@@ -1,0 +1,163 @@
+"""Attributes learned beside the class, and training that begins with another model's layers."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.checkpoints import Checkpoint
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError
+from ecinn.experiments import CELEBA_ATTRIBUTES, Experiment, Refinement
+from ecinn.model.inn import Architecture, Stage
+from ecinn.optimisation import OptimisationStep, batch_loss
+from ecinn.training import Progress, train
+from ecinn.training_state import TrainingState, first_means
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    architecture = Architecture(
+        3, 8, 8, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0, mixing="cosine", dropout=0.1
+    )
+    return dataclasses.replace(
+        CELEBA_ATTRIBUTES,
+        architecture=architecture,
+        augmentation=Augmentation(flip=True),
+        epochs=2,
+        batch_size=16,
+        learning_rate=5e-3,
+        attribute_weight=3.0,
+    )
+
+
+@pytest.fixture
+def data(generator: torch.Generator) -> Dataset:
+    """Pictures whose red, green and blue say a class and two attributes."""
+    attributes = torch.randint(2, (96, 3), generator=generator, dtype=torch.uint8)
+    noise = torch.randint(60, (96, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    images = noise + 120 * attributes[:, :, None, None]
+    return Dataset(images, attributes[:, 0].long(), ("dull", "red"), attributes[:, 1:])
+
+
+def _equal(one: Checkpoint, other: Checkpoint) -> bool:
+    weights = other.classifier.state_dict()
+    return all(torch.equal(v, weights[n]) for n, v in one.classifier.state_dict().items())
+
+
+def test_attributes_are_read_from_the_latents(experiment: Experiment, data: Dataset) -> None:
+    """The loss is Eq. 9 plus the weighted mean cross-entropy of every attribute."""
+    state = TrainingState.start(experiment, CPU, attributes=2)
+    assert state.readout is not None
+    step = OptimisationStep(experiment, data, state, CPU)
+    order = step.begin_epoch(0)
+    step.batch.copy_(order[:16])
+    with torch.no_grad():
+        weight = torch.randn(
+            state.readout.weight.shape, generator=torch.Generator().manual_seed(1)
+        )
+        state.readout.weight.copy_(0.1 * weight)
+
+    def seeded() -> None:
+        torch.manual_seed(5)
+        step.generator.manual_seed(5)
+
+    seeded()
+    with_attributes = step._batch_loss()
+    seeded()
+    images, labels = data.images[step.batch], data.labels[step.batch]
+    alone = batch_loss(state.classifier, images, labels, experiment, step.generator)
+    assert data.attributes is not None
+    odds = with_attributes.z @ state.readout.weight.T
+    truth = data.attributes[step.batch].bool()
+    cross_entropy = -torch.where(truth, F.logsigmoid(odds), F.logsigmoid(-odds)).mean()
+    assert torch.allclose(with_attributes.loss, alone.loss + 3.0 * cross_entropy, atol=1e-5)
+
+
+def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:
+    state = TrainingState.start(experiment, CPU, attributes=2)
+    step = OptimisationStep(experiment, data, state, CPU)
+    for epoch in range(6):
+        order = step.begin_epoch(epoch)
+        for number in range(6):
+            step(order[number * 16 : (number + 1) * 16], 0.3, 6 * epoch + number)
+    assert state.readout is not None
+    assert data.attributes is not None
+    with torch.no_grad():
+        z = state.classifier.eval().encode((data.images.float() + 0.5) / 256)
+        right = (state.readout(z) > 0) == data.attributes.bool()
+    assert right.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("second_stage", [False, True])
+def test_a_run_with_attributes_resumes_to_the_same_weights(
+    experiment: Experiment, data: Dataset, tmp_path: Path, second_stage: bool
+) -> None:
+    if second_stage:
+        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
+    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2 and (progress.stage == "refining") == second_stage:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        train(experiment, data, folder, device=CPU, observe=stop, save_every=0.0)
+    resumed = train(experiment, data, folder, device=CPU, resume=True)
+    assert _equal(resumed, whole)
+    # Guard: the attributes did take part.
+    none = dataclasses.replace(experiment, attribute_weight=0.0)
+    assert not _equal(train(none, data, tmp_path / "none", device=CPU), whole)
+
+
+def test_data_without_attributes_is_refused(experiment, data, tmp_path) -> None:
+    with pytest.raises(InputError, match="its data has none"):
+        train(experiment, dataclasses.replace(data, attributes=None), tmp_path / "run", device=CPU)
+
+
+def test_a_run_begins_with_the_layers_it_is_given(experiment, data, tmp_path) -> None:
+    first = train(experiment, data, tmp_path / "first", device=CPU)
+    still = dataclasses.replace(experiment, epochs=1, learning_rate=0.0, stored_bits=32)
+    begun = train(still, data, tmp_path / "begun", device=CPU, start=first)
+    weights = first.classifier.state_dict()
+    for name, value in begun.classifier.state_dict().items():
+        assert name == "mu" or torch.equal(value, weights[name]), name
+    assert begun.training["start"] == "celeba-attributes"
+
+
+def test_layers_of_another_shape_are_refused(experiment, data, tmp_path) -> None:
+    first = train(experiment, data, tmp_path / "first", device=CPU)
+    deeper = dataclasses.replace(experiment.architecture, stages=(Stage(2, 8),))
+    other = dataclasses.replace(experiment, architecture=deeper)
+    with pytest.raises(InputError, match="its layers differ"):
+        train(other, data, tmp_path / "other", device=CPU, start=first)
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])
+def test_first_means_fit_how_far_the_latents_spread(
+    spread: float, generator: torch.Generator
+) -> None:
+    """Of N(±m, spread²) the posterior's log-odds are 2m·z/spread²: what unit variance reads
+    from means drawn together by spread².
+    """
+    m = spread * torch.tensor([1.0, 0.0, 0.0])
+    labels = torch.arange(4000) % 2
+    sign = 2.0 * labels[:, None] - 1
+    z = 5.0 + sign * m + spread * torch.randn(4000, 3, generator=generator)
+    mu = first_means(z, labels, 2)
+    apart = (mu[1] - mu[0]).norm() / (2 * m.norm())
+    assert 0.6 < float(apart) * spread**2 < 1.7
+
+    def loss(means: Tensor) -> float:
+        return float(F.nll_loss(equations.log_posterior(z, means), labels))
+
+    for factor in (0.5, 2.0):
+        assert loss(mu) <= loss(mu.mean(0) + factor * (mu - mu.mean(0)))

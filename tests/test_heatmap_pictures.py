@@ -1,0 +1,138 @@
+"""Heatmaps as pictures: outliers do not whiten them, images stay visible, words are there."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ecinn.errors import InputError
+from ecinn.heatmap_pictures import (
+    HeatmapColumn,
+    colour_bar,
+    heatmap_sheet,
+    overlay_array,
+    robust_limit,
+)
+from ecinn.pictures import ADDED, REMOVED, heatmap_array
+
+SIGNS = ("darker", "lighter")
+
+
+def column(maps: Tensor, **more) -> HeatmapColumn:
+    return HeatmapColumn("ECINN", maps, SIGNS, **more)
+
+
+def sheet(images: Tensor, columns, **more) -> np.ndarray:
+    classes = [("3", "8")] * len(images)
+    return np.asarray(heatmap_sheet(images, images, columns, classes, **more)).astype(int)
+
+
+@pytest.fixture
+def images(generator) -> Tensor:
+    return torch.randint(256, (2, 1, 12, 12), generator=generator, dtype=torch.uint8)
+
+
+@pytest.fixture
+def maps(generator) -> Tensor:
+    return torch.randn((2, 1, 12, 12), generator=generator)
+
+
+def test_limit_is_a_percentile_of_the_channels_mean() -> None:
+    values = torch.arange(-100.0, 101.0).reshape(1, 3, 67)
+    assert robust_limit(values, 100.0) == 100
+    # Of |−100 … 100| every value but 0 is there twice: the median is 50.
+    assert robust_limit(values, 50.0) == 50
+    colours = torch.cat([values, -values, 3 * values])
+    assert robust_limit(colours, 50.0) == 50
+
+
+def test_one_pixel_does_not_whiten_the_map(maps) -> None:
+    calm = maps[0].clone()
+    wild = calm.clone()
+    wild[0, 0, 0] = 1e4
+    assert heatmap_array(wild)[1:].min() > 250
+    assert heatmap_array(wild, robust_limit(wild, 99.0))[1:].min() < 120
+    assert robust_limit(wild, 99.0) < 1.5 * robust_limit(calm, 99.0)
+
+
+def test_an_empty_map_and_one_of_a_single_pixel_have_a_limit() -> None:
+    assert robust_limit(torch.zeros(1, 40, 40)) == 1
+    lonely = torch.zeros(1, 40, 40)
+    lonely[0, 3, 3] = -2.0
+    assert robust_limit(lonely) == 2
+
+
+def test_overlay_is_the_image_where_the_map_is_zero_and_colour_where_it_is_strong() -> None:
+    image = torch.tensor([[[0, 0, 0, 128, 255, 255, 255]]], dtype=torch.uint8)
+    heatmap = torch.tensor([[[-1.0, 0, 1, 0, -1, 0, 1]]])
+    colours = overlay_array(image, heatmap, 1.0)[0].astype(int)
+    bare = colours[[1, 3, 5]]
+    assert (bare == bare[:, :1]).all()
+    assert bare[0, 0] < bare[1, 0] < bare[2, 0] == 255
+    for place in (0, 4):
+        np.testing.assert_allclose(colours[place], REMOVED, atol=1)
+    for place in (2, 6):
+        np.testing.assert_allclose(colours[place], ADDED, atol=1)
+
+
+def test_colour_bar_is_white_in_the_middle_and_has_its_words() -> None:
+    bar = np.asarray(colour_bar(SIGNS, width=101, height=15)).astype(int)
+    line = bar[bar.shape[0] // 2 + 3]
+    blue = np.abs(line - REMOVED).sum(1).argmin()
+    red = np.abs(line - ADDED).sum(1).argmin()
+    assert blue < red
+    assert (line[(blue + red) // 2] > 245).all()
+    assert bar[:, :blue].min() < 100
+    assert bar[:, red + 3 :].min() < 100
+
+
+def test_sheet_has_a_row_per_image_and_a_column_per_method(images, maps) -> None:
+    one = sheet(images[:1], [column(maps[:1])], tile=60)
+    two = sheet(images, [column(maps)], tile=60)
+    wide = sheet(images, [column(maps)] * 5, tile=60)
+    assert two.shape[0] >= one.shape[0] + 60
+    assert wide.shape[1] >= 7 * 60
+    assert wide.shape[0] == two.shape[0]
+    assert (two != 255).any()
+
+
+def test_sheet_shows_every_map_on_its_own_scale(images, maps) -> None:
+    """Two methods that differ in their unit alone look the same."""
+    small = sheet(images, [column(maps)])
+    assert np.array_equal(small, sheet(images, [column(1000 * maps)]))
+    assert not np.array_equal(small, sheet(images, [column(-maps)]))
+    assert not np.array_equal(small, sheet(images, [column(maps)], overlay=True))
+    assert not np.array_equal(small, sheet(images, [column(maps)], percentile=50.0))
+
+
+def test_remarks_warnings_and_long_names_are_drawn(images, maps) -> None:
+    plain = sheet(images, [column(maps)])
+    remark = sheet(images, [column(maps, remarks=("3 % off", "300 % off"))])
+    warned = sheet(
+        images, [column(maps, remarks=("3 % off", "300 % off"), warnings=(False, True))]
+    )
+    assert not np.array_equal(plain, remark)
+    changed = (remark != warned).any(2).nonzero()[0]
+    assert changed.min() > plain.shape[0] / 2 - 30
+    title = sheet(images, [column(maps)], title="Why is this 3, and not 8? " * 3)
+    assert title.shape[1] > plain.shape[1]
+    long = [HeatmapColumn("Integrated Gradients of it", maps, SIGNS)]
+    assert sheet(images, long).shape[1] == plain.shape[1]
+
+
+def test_colour_images_and_no_columns(generator) -> None:
+    images = torch.randint(256, (1, 3, 200, 100), generator=generator, dtype=torch.uint8)
+    maps = torch.randn(images.shape, generator=generator)
+    assert sheet(images, [column(maps)], overlay=True).ndim == 3
+    assert sheet(images, []).ndim == 3
+
+
+def test_what_does_not_fit_is_refused_in_words(images, maps) -> None:
+    with pytest.raises(InputError, match="one map of every image"):
+        sheet(images, [column(maps[:1])])
+    with pytest.raises(InputError, match="a remark for every image"):
+        sheet(images, [column(maps, remarks=("one",))])
+    with pytest.raises(InputError, match="counterfactuals"):
+        heatmap_sheet(images, images, [column(maps)], [("3", "8")])
+    with pytest.raises(InputError, match="percentile"):
+        robust_limit(maps[0], 0.0)
