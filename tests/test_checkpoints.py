@@ -24,6 +24,7 @@ from ecinn.files import atomic_write, output_folder
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture
 from ecinn.stored_weights import stored_precision
+from ecinn.typicality import Typicality
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def checkpoint(small_architecture: Architecture) -> Checkpoint:
         experiment=dataclasses.replace(MNIST, architecture=small_architecture, beta=0.7),
         classifier=classifier.requires_grad_(requires_grad=False),
         mu_bar=torch.randn(3, 64, generator=torch.Generator().manual_seed(1)),
-        typical=(-3.5, 12.25),
+        typicality=Typicality((-3.5, 12.25)),
         class_names=("a", "b", "ç"),
         metrics={"error": 0.25},
         training={"seconds": 1.5, "curve": [{"epoch": 1}]},
@@ -44,7 +45,7 @@ def checkpoint(small_architecture: Architecture) -> Checkpoint:
 def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     back = load_checkpoint(tmp_path / "m.safetensors")
-    for name in ("experiment", "typical", "class_names", "metrics", "training"):
+    for name in ("experiment", "typicality", "class_names", "metrics", "training"):
         assert getattr(back, name) == getattr(checkpoint, name)
     assert torch.equal(back.mu_bar, checkpoint.mu_bar)
     expected = stored_precision(checkpoint.classifier.state_dict(), bits=16)

@@ -7,6 +7,7 @@ from torch import Tensor
 from ecinn.errors import InputError
 from ecinn.explain import class_means, counterfactual, explain, resolve_targets
 from ecinn.pixels import to_pixels, to_uint8
+from ecinn.typicality import Typicality
 
 
 class RotationClassifier:
@@ -138,7 +139,7 @@ def test_third_class_in_the_way_is_named() -> None:
 
 
 def test_round_trip_error_and_likelihood_are_measured(rotation, x) -> None:
-    e = explain(rotation, rotation.mu_bar, x, "all", typical=(-1e9, 1e9))
+    e = explain(rotation, rotation.mu_bar, x, "all", typicality=Typicality((-1e9, 1e9)))
     assert e.round_trip_error.max() < 1e-12
     z = (x.flatten(1) - 0.5) @ rotation.q.T
     mixture = torch.distributions.MixtureSameFamily(
@@ -151,8 +152,18 @@ def test_round_trip_error_and_likelihood_are_measured(rotation, x) -> None:
     assert e.typical is not None
     assert e.typical.all()
     low = float(e.log_p.sort()[0][2])
-    assert explain(rotation, rotation.mu_bar, x, "all", typical=(low, 1e9)).typical.sum() == 3
-    assert explain(rotation, rotation.mu_bar, x, "all", typical=(-1e9, low)).typical.sum() == 3
+    assert (
+        explain(
+            rotation, rotation.mu_bar, x, "all", typicality=Typicality((low, 1e9))
+        ).typical.sum()
+        == 3
+    )
+    assert (
+        explain(
+            rotation, rotation.mu_bar, x, "all", typicality=Typicality((-1e9, low))
+        ).typical.sum()
+        == 3
+    )
 
 
 def test_a_broken_inverse_shows_in_the_certificate(rotation, x) -> None:

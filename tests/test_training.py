@@ -86,7 +86,7 @@ def test_resumed_run_ends_at_the_same_weights(
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert torch.equal(resumed.mu_bar, whole.mu_bar)
-    assert resumed.typical == whole.typical
+    assert resumed.typicality == whole.typicality
     # Guard: the run did depend on its random numbers.
     other = dataclasses.replace(experiment, seed=1)
     another = train(other, data, tmp_path / "other", device=CPU).classifier.state_dict()

@@ -18,6 +18,7 @@ from ecinn.experiments import Experiment
 from ecinn.files import atomic_write
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.stored_weights import pack, unpack
+from ecinn.typicality import Pose, Texture, Typicality
 
 FORMAT = "ecinn-1"
 SHIPPED = Path(__file__).parent / "assets" / "models"
@@ -32,12 +33,17 @@ class Checkpoint:
     classifier: GenerativeClassifier
     mu_bar: Float[Tensor, "classes dim"]
     """Means of the clean training images' latents, grouped by predicted class."""
-    typical: tuple[float, float]
-    """Between these log p(x) lie 99.8 % of the training images."""
+    typicality: Typicality
+    """What is usual of the training images."""
     class_names: tuple[str, ...]
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """How it was made: seconds, images per second, curve, versions."""
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Between these log p(x) lie 99.8 % of the training images."""
+        return self.typicality.log_p
 
 
 def shipped_models() -> list[str]:
@@ -50,9 +56,12 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     packed = pack(checkpoint.classifier.state_dict(), checkpoint.experiment.stored_bits)
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
     tensors["mu_bar"] = checkpoint.mu_bar
+    usual, limits = _pack_typicality(checkpoint.typicality)
+    tensors |= usual
     about = {
         "experiment": dataclasses.asdict(checkpoint.experiment),
-        "typical": checkpoint.typical,
+        "typical": checkpoint.typicality.log_p,
+        "typical_limits": limits,
         "class_names": checkpoint.class_names,
         "metrics": checkpoint.metrics,
         "training": checkpoint.training,
@@ -67,7 +76,6 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
     try:
         experiment = _rebuild(Experiment, about["experiment"])
         assert isinstance(experiment, Experiment)
-        low, high = about["typical"]
         classifier = GenerativeClassifier(experiment.architecture)
         packed = {
             name.removeprefix("classifier."): value
@@ -82,7 +90,7 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
             experiment,
             classifier.eval().requires_grad_(requires_grad=False),
             mu_bar,
-            (float(low), float(high)),
+            _unpack_typicality(tensors, about),
             tuple(about["class_names"]),
             about["metrics"],
             about["training"],
@@ -93,6 +101,34 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
             f"{path} does not fit this version's networks ({reason}); "
             "use the version of ecinn that wrote it, or train it again"
         ) from error
+
+
+def _pack_typicality(usual: Typicality) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Its tensors and its limits, where it has any beyond the likelihood's."""
+    tensors: dict[str, Tensor] = {}
+    limits: dict[str, float] = {}
+    for name, part in (("texture", usual.texture), ("pose", usual.pose)):
+        if part is not None:
+            fields = part._asdict()
+            limits[name] = fields.pop("limit")
+            tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
+    return tensors, limits
+
+
+def _unpack_typicality(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Typicality:
+    low, high = about["typical"]
+    limits = about.get("typical_limits", {})
+    texture = pose = None
+    if "texture" in limits:
+        texture = Texture(
+            tensors["typical.texture.frequency"],
+            tensors["typical.texture.mean"],
+            tensors["typical.texture.whitening"],
+            float(limits["texture"]),
+        )
+    if "pose" in limits:
+        pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
+    return Typicality((float(low), float(high)), texture, pose)
 
 
 def _find(name_or_path: str | Path) -> Path:

@@ -41,7 +41,7 @@ class Evaluation:
     round_trip_error: float
     """Largest |x − f⁻¹(f(x))| over all images and pixels, in units of [0, 1]."""
     typical: float
-    """Share of images whose log p(x) is typical of the training data."""
+    """Share of images that nothing calls unlike the training images."""
     seed: int
 
 

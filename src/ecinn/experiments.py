@@ -66,6 +66,8 @@ class Experiment:
     """The second stage, if there is one."""
     stored_bits: int = 16
     """Of a subnet's weight in the model's file: 32, 16 or 8."""
+    upright: bool = False
+    """Whether all its pictures are placed alike, so that others can be told."""
     digits: bool = False
     """Whether pictures from files are framed as MNIST frames its digits."""
     seed: int = 0
@@ -162,6 +164,7 @@ CELEBA_ATTRIBUTES = Experiment(
     warm_up=0.05,
     weight_decay=1e-2,
     attribute_weight=4.0,
+    upright=True,
     stored_bits=8,
 )
 

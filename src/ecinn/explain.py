@@ -14,6 +14,7 @@ from ecinn.explanation import Certificate, Explanation, Images, PerPair
 from ecinn.invertible_classifier import InvertibleClassifier
 from ecinn.paths import CounterfactualPath, PerPairSteps
 from ecinn.pixels import clamped_share
+from ecinn.typicality import Typicality
 
 MOST_STEPS = 1000
 MOST_PICTURES = 20_000
@@ -109,7 +110,7 @@ def explain(
     alphas: int | Sequence[float] | None = None,
     verify: bool = True,
     verified: bool = False,
-    typical: tuple[float, float] | None = None,
+    typicality: Typicality | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
@@ -119,7 +120,7 @@ def explain(
         alphas: also give the path: at these α, or at so many from x to the convincing one.
         verify: encode the stored 8-bit images once more, so that certificates speak of them.
         verified: and where a stored image is not read as was asked, correct α and try again.
-        typical: the range of log p(x) that counts as typical of the training data.
+        typicality: what is usual of the training images, so that others can be told.
     """
     if confidence is not None and not (isinstance(confidence, float) and 0 < confidence < 1):
         raise InputError(f"a confidence lies above 0 and below 1, not at {confidence}")
@@ -180,7 +181,7 @@ def explain(
         third_class=_third_class(posterior[:, :, 0], from_class, q),
         round_trip_error=(again - x).abs().flatten(1).amax(1),
         log_p=log_p,
-        typical=None if typical is None else (log_p >= typical[0]) & (log_p <= typical[1]),
+        unlike=None if typicality is None else typicality.unlike(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
         as_asked=shortfall(end.verdict, q, confidence) == 0,

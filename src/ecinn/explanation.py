@@ -9,6 +9,7 @@ from torch import Tensor
 from ecinn import equations, pictures
 from ecinn.paths import CounterfactualPath
 from ecinn.pixels import to_uint8
+from ecinn.typicality import REASONS
 
 Images = Float[Tensor, "batch channels height width"]
 PerPair = Float[Tensor, "batch targets"]
@@ -87,8 +88,9 @@ class Explanation:
     """max |x − f⁻¹(f(x))| in pixels of [0, 1]."""
     log_p: Float[Tensor, " batch"]
     """log p(x) of the input, pixels in [0, 1]."""
-    typical: Bool[Tensor, " batch"] | None
-    """Whether log p(x) is where nearly all training images are; None if that is not known."""
+    unlike: Bool[Tensor, "batch reasons"] | None
+    """For every one of `REASONS`, whether it calls the input unlike the training images; None if
+    what they are like is not known."""
     confidence: float | None
     """The p(q) that was asked for; None for α₁."""
     reachable: Bool[Tensor, "batch targets"]
@@ -104,6 +106,17 @@ class Explanation:
     """Network evaluations, each of whole batches: encode, decode, and one to verify. Every
     correction of a pair takes two further ones."""
     class_names: tuple[str, ...]
+
+    @property
+    def typical(self) -> Bool[Tensor, " batch"] | None:
+        """Whether the input is like nearly all training images."""
+        return None if self.unlike is None else ~self.unlike.any(1)
+
+    def reasons(self, row: int) -> tuple[str, ...]:
+        """What makes an input unlike the training images."""
+        if self.unlike is None:
+            return ()
+        return tuple(r for r, yes in zip(REASONS, self.unlike[row], strict=True) if yes)
 
     @property
     def heatmap(self) -> PerPairImages:
@@ -127,18 +140,21 @@ class Explanation:
             index: which image; by default all of them, one sheet below the other.
         """
         rows = range(len(self.x)) if index is None else [index]
-        return pictures.below_each_other([pictures.draw(self._sheet(row)) for row in rows])
+        tile = pictures.tile_for(self.x.shape[-1])
+        sheets = [pictures.draw(self._sheet(row), tile) for row in rows]
+        return pictures.below_each_other(sheets)
 
     def _sheet(self, row: int) -> pictures.Sheet:
         source = int(self.p[row])
         name = self.class_names[source]
-        caution = "Caution: this picture is unlike those the model was trained on."
+        reasons = ", ".join(self.reasons(row))
+        caution = f"Caution: unlike the pictures the model was trained on ({reasons})."
         return pictures.Sheet(
-            title=f"Why is this {name}, and not …?",
-            caution=caution if self.typical is not None and not bool(self.typical[row]) else "",
+            title=f"Why is this “{name}”, and not …?",
+            caution=caution if reasons else "",
             rows=(
                 ("input", f"{name}  {pictures.percent(float(self.posterior[row, source]))}"),
-                ("tipping point", f"{name} and the other\nare equally likely"),
+                ("tipping point", f"“{name}” and the\nother are equally likely"),
                 ("convincing", "read as the other"),
                 ("heatmap", "red: light added\nblue: taken away"),
             ),
@@ -148,12 +164,12 @@ class Explanation:
     def _column(self, row: int, column: int) -> tuple[pictures.Cell, ...]:
         name, q = self.class_names, int(self.q[row, column])
         # One scale for all targets, so that the maps can be compared.
-        limit = float(self.heatmap[row].mean(1).abs().max())
+        limit = max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[row])
         alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha[row, column]:.2f}"
         winner = int(self.convincing_certificate.winner[row, column])
         share = float(self.convincing_certificate.verdict[row, column, winner])
         return (
-            pictures.Cell(pictures.image_array(to_uint8(self.x[row])), f"not {name[q]}?"),
+            pictures.Cell(pictures.image_array(to_uint8(self.x[row])), f"to {name[q]}"),
             pictures.Cell(
                 pictures.image_array(self.stored_tipping_point[row, column]),
                 *self._tie(row, column),

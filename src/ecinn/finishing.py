@@ -1,20 +1,24 @@
 """From trained weights to a model: what is fitted and measured on the clean training images."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.checkpoints import Checkpoint
 from ecinn.data.dataset import Dataset
+from ecinn.data.misplaced import misplace
 from ecinn.experiments import Experiment
 from ecinn.explain import class_means
 from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.inn import latent_frequencies
 from ecinn.pixels import to_pixels
 from ecinn.precision import exact_convolutions
 from ecinn.stored_weights import stored_precision
+from ecinn.typicality import FITTED, Typicality, fit_log_p, fit_pose, fit_texture
 
 
 @torch.no_grad()
@@ -25,30 +29,48 @@ def finish(
     device: torch.device,
     training: Mapping[str, object],
 ) -> Checkpoint:
-    """Measure what explanations need on the clean training images: μ, μ̄ and typical log p(x)."""
+    """Measure what explanations need on the clean training images: μ, μ̄ and what is usual."""
     # On weights as they will be stored, so that what is measured is what is loaded.
     classifier = GenerativeClassifier(experiment.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, experiment.stored_bits))
-    with exact_convolutions():
-        encoded = [
-            classifier.encode_with_log_det(to_pixels(images.to(device)))
-            for images in data.images.split(500)
-        ]
-    z = torch.cat([z for z, _ in encoded])
-    log_det = torch.cat([log_det for _, log_det in encoded])
+    z, log_det = _encode(classifier, data.images, device)
     if experiment.means_label_smoothing is not None:
         classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, experiment))
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
-    low, high = log_p.double().quantile(log_p.new_tensor([0.001, 0.999]).double()).tolist()
     mu_bar = class_means(z.split(500), classifier.mu)
+    typicality = Typicality(fit_log_p(log_p))
+    frequency = latent_frequencies(experiment.architecture)
+    if frequency is not None:
+        predicted = equations.log_posterior(z, classifier.mu).argmax(1)
+        texture = fit_texture(z - mu_bar[predicted], frequency.to(device))
+        typicality = replace(typicality, texture=texture)
+    if experiment.upright:
+        generator = torch.Generator().manual_seed(experiment.seed)
+        misplaced = misplace(data.images[: min(FITTED, len(data) // 2)], generator)
+        pose = fit_pose(z, _encode(classifier, misplaced, device)[0])
+        typicality = replace(typicality, pose=pose)
     return Checkpoint(
         experiment=experiment,
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
-        typical=(low, high),
+        typicality=typicality.to(torch.device("cpu")),
         class_names=data.class_names,
         training=training,
     )
+
+
+def _encode(
+    classifier: GenerativeClassifier,
+    images: UInt8[Tensor, "batch channels height width"],
+    device: torch.device,
+) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
+    """All latents and log-determinants."""
+    with exact_convolutions():
+        encoded = [
+            classifier.encode_with_log_det(to_pixels(part.to(device)))
+            for part in images.split(500)
+        ]
+    return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
 
 
 def refit_means(

@@ -15,15 +15,14 @@ from ecinn.pictures import (
     INK,
     MUTED,
     PAPER,
+    PERCENTILE,
     WARNING,
     Array,
-    _font,
+    font,
     heatmap_array,
     image_array,
+    robust_limit,
 )
-
-PERCENTILE = 99.5
-"""Of the map's own values gets full colour: four pixels of a digit, twenty of a face."""
 
 Signs = tuple[str, str]
 """What blue and what red mean."""
@@ -40,21 +39,6 @@ class HeatmapColumn:
     """Written below each map."""
     warnings: tuple[bool, ...] = ()
     """Which of the remarks are warnings."""
-
-
-def robust_limit(
-    heatmap: Float[Tensor, "channels height width"], percentile: float = PERCENTILE
-) -> float:
-    """The percentile of |mean over channels|: a few extreme pixels do not whiten all others.
-
-    The mean is what is drawn. Where channels change against each other it hides the change of
-    colour; the counterfactual beside the map shows it.
-    """
-    if not 0 < percentile <= 100:
-        raise InputError(f"a percentile is above 0 and at most 100, not {percentile}")
-    values = heatmap.detach().double().mean(0).abs().cpu().numpy()
-    # A map that is zero nearly everywhere has no such percentile: take its largest value.
-    return float(np.percentile(values, percentile)) or float(values.max()) or 1.0
 
 
 def overlay_array(
@@ -85,8 +69,8 @@ def colour_bar(
     Args:
         words: room for the first word, so that bars below each other can start together.
     """
-    font, gap = _font(height), height // 2
-    low, high = (int(font.getlength(word)) + 1 for word in signs)
+    letters, gap = font(height), height // 2
+    low, high = (int(letters.getlength(word)) + 1 for word in signs)
     left = max(low, words or 0) + gap
     canvas = Image.new("RGB", (left + width + gap + high, int(1.7 * height)), PAPER)
     middle = canvas.height // 2
@@ -95,8 +79,8 @@ def colour_bar(
     canvas.paste(Image.fromarray(heatmap_array(ramp, 1.0)), (left, top))
     pen = ImageDraw.Draw(canvas)
     pen.rectangle((left, top, left + width - 1, top + height - 1), outline=FRAME)
-    pen.text((left - gap, middle), signs[0], INK, font, anchor="rm")
-    pen.text((left + width + gap, middle), signs[1], INK, font, anchor="lm")
+    pen.text((left - gap, middle), signs[0], INK, letters, anchor="rm")
+    pen.text((left + width + gap, middle), signs[1], INK, letters, anchor="lm")
     return canvas
 
 
@@ -150,7 +134,7 @@ def _with_legend(
     named: dict[Signs, list[str]] = {}
     for column in columns:
         named.setdefault(column.signs, []).append(column.name)
-    small = _font(int(0.72 * line))
+    small = font(int(0.72 * line))
     words = int(max([small.getlength(low) for low, _ in named], default=0)) + 1
     bars = [
         (f"{', '.join(names)}:", colour_bar(signs, 8 * line, int(0.72 * line), words))
@@ -182,7 +166,7 @@ class _Grid:
         self.tile = tile
         self.line = tile // 6
         self.gap, self.margin = tile // 10, tile // 6
-        self.small, self.large = _font(int(0.72 * self.line)), _font(self.line)
+        self.small, self.large = font(int(0.72 * self.line)), font(self.line)
         self.title = 2 * self.line if title else 0
         width = 2 * self.margin + columns * (tile + self.gap) - self.gap
         width = max(width, 2 * self.margin + int(self.large.getlength(title)))

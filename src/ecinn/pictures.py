@@ -1,6 +1,7 @@
 """Drawing: arrays, numbers and names become pictures; knows nothing of networks or methods."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,16 +10,23 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ecinn.errors import InputError
+
 INK = (28, 32, 38)
 MUTED = (98, 106, 116)
 WARNING = (168, 66, 0)
 FRAME = (205, 210, 216)
 OTHERS = (176, 182, 190)
 PAPER = (255, 255, 255)
+TILE = 112
+"""Side of a picture in a sheet: four times that of a digit."""
 ADDED = np.array([178, 24, 43])
 """Red where light is added."""
 REMOVED = np.array([33, 102, 172])
 """Blue where it is taken away; the pair stays apart under every common colour blindness."""
+
+PERCENTILE = 99.5
+"""Of the map's own values gets full colour: four pixels of a digit, twenty of a face."""
 
 Array = NDArray[np.uint8]
 
@@ -63,6 +71,19 @@ def heatmap_array(heatmap: Tensor, limit: float | None = None) -> Array:
     return coloured
 
 
+def robust_limit(heatmap: Tensor, percentile: float = PERCENTILE) -> float:
+    """The percentile of |mean over channels|: a few extreme pixels do not whiten all others.
+
+    The mean is what is drawn. Where channels change against each other it hides the change of
+    colour; the counterfactual beside the map shows it.
+    """
+    if not 0 < percentile <= 100:
+        raise InputError(f"a percentile is above 0 and at most 100, not {percentile}")
+    values = heatmap.detach().double().mean(0).abs().cpu().numpy()
+    # A map that is zero nearly everywhere has no such percentile: take its largest value.
+    return float(np.percentile(values, percentile)) or float(values.max()) or 1.0
+
+
 def to_image(array: Array) -> Image.Image:
     """An array as a picture; grey where all three colours agree."""
     grey = bool((array == array[..., :1]).all())
@@ -92,12 +113,25 @@ def below_each_other(pictures: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def draw(sheet: Sheet, tile: int = 112) -> Image.Image:
+def tile_for(side: int) -> int:
+    """A whole multiple of an image's side that can be seen well."""
+    return side * max(1, math.ceil(TILE / side))
+
+
+def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
     """The sheet with images enlarged to squares of `tile` pixels."""
-    gap, margin, line = tile // 10, tile // 6, tile // 6
-    names_width, header = int(1.2 * tile), 2 * line
-    pitch_x, pitch_y = tile + gap, tile + int(1.2 * line) + gap
-    small, normal, large = (_font(int(size * line)) for size in (0.68, 0.82, 1.0))
+    # Letters keep their size: a larger tile shows more of the picture, not larger words.
+    gap, margin, line, header = tile // 10, 18, 18, 36
+    small, normal, large = (font(size) for size in (12, 15, 18))
+    cells = [cell for column in sheet.columns for cell in column]
+    captions = [words for cell in cells for words in cell.caption.splitlines()]
+    lines = max((cell.caption.count("\n") + 1 for cell in cells), default=1)
+    remarks = [words for _, remark in sheet.rows for words in remark.splitlines()]
+    widest = max((small.getlength(words) for words in remarks), default=0.0)
+    names_width = max(134, int(widest) + gap)
+    widest = max((small.getlength(words) for words in captions), default=0.0)
+    column_width = max(tile, int(widest))
+    pitch_x, pitch_y = column_width + gap, tile + int(1.2 * line) + (lines - 1) * 15 + gap
     least = int(normal.getlength(max(sheet.title, sheet.caution, key=len)) * 1.25)
     width = 2 * margin + max(names_width + len(sheet.columns) * pitch_x - gap, least)
     height = 2 * margin + header + len(sheet.rows) * pitch_y - gap
@@ -110,12 +144,19 @@ def draw(sheet: Sheet, tile: int = 112) -> Image.Image:
         pen.text((margin, top + tile // 2 - line), name, INK, normal)
         pen.multiline_text((margin, top + tile // 2 + 2), remark, MUTED, small)
     for number, column in enumerate(sheet.columns):
-        left = margin + names_width + number * pitch_x
+        left = margin + names_width + number * pitch_x + (column_width - tile) // 2
         for top, cell in zip(tops, column, strict=True):
             canvas.paste(_enlarge(cell.array, tile), (left, top))
             pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
             colour = WARNING if cell.warning else INK
-            pen.text((left + tile // 2, top + tile + 4), cell.caption, colour, small, anchor="ma")
+            pen.multiline_text(
+                (left + tile // 2, top + tile + 4),
+                cell.caption,
+                colour,
+                small,
+                anchor="ma",
+                align="center",
+            )
     return canvas
 
 
@@ -138,7 +179,7 @@ def draw_curves(
     """The curves over α; the two classes that matter in colour, the others grey."""
     # Drawn at twice the size, because Pillow draws lines without smoothing.
     width, height = 2 * size[0], 2 * size[1]
-    small = _font(26)
+    small = font(26)
     left, right, top, bottom = 88, width - 36, 68, height - 68
     canvas = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(canvas)
@@ -212,7 +253,8 @@ def _enlarge(array: Array, tile: int) -> Image.Image:
     return square
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    font = ImageFont.load_default(size)
-    assert isinstance(font, ImageFont.FreeTypeFont)  # Pillow brings one along with its FreeType
-    return font
+def font(size: int) -> ImageFont.FreeTypeFont:
+    """The letters of every picture."""
+    loaded = ImageFont.load_default(size)
+    assert isinstance(loaded, ImageFont.FreeTypeFont)  # Pillow brings one along with FreeType
+    return loaded

@@ -30,6 +30,7 @@ class Model:
         self.device = torch.device(device)
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
+        self.typicality = checkpoint.typicality.to(self.device)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ class Model:
                 alphas=alphas,
                 verify=verify,
                 verified=verified,
-                typical=self.checkpoint.typical,
+                typicality=self.typicality,
                 class_names=self.class_names,
             )
 

@@ -29,6 +29,8 @@ STATE_FILES = ("state.safetensors", "refinement.safetensors")
 """What each stage can go on from."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
+UNROUNDED_FILE = "unrounded.safetensors"
+"""The last stage's model before its weights were rounded to 8 bits."""
 EXPLODED = 1e3
 """A loss above this never comes back."""
 
@@ -153,7 +155,12 @@ def _stage(
         step = step_class(stage, data, state, how.device)
         _run(stage, data, state, step, state_file, how)
     record = _record(stage, data, state, how.device)
-    return finish(stage, data, state.average.state_dict(), how.device, record)
+    weights = state.average.state_dict()
+    if stage.stored_bits < 16:
+        # So that what rounding costs can be measured.
+        exact = finish(replace(stage, stored_bits=32), data, weights, how.device, record)
+        save_checkpoint(exact, how.folder / UNROUNDED_FILE)
+    return finish(stage, data, weights, how.device, record)
 
 
 def _run(

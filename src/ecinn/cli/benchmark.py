@@ -95,11 +95,11 @@ def authors_benchmark(
         write_json(folder / "authors.json", results)
         write_text(folder / "authors.md", "\n".join(pages))
         if not json_output:
-            _print_tables(laid_out)
+            print_tables(laid_out)
     if json_output:
         print_json(jsonable(results))
     else:
-        _say_written(folder / "authors.md", folder / "authors.json")
+        say_written(folder / "authors.md", folder / "authors.json")
 
 
 def _authors_json(result: AuthorsResult) -> dict[str, Any]:
@@ -172,11 +172,11 @@ def counterfactuals_benchmark(
     if json_output:
         print_json(jsonable({"record": record, **jsonable(result)}))
     else:
-        _print_tables(tables.side_by_side_tables(result, record))
-        _say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", "-images.png")))
+        print_tables(tables.side_by_side_tables(result, record))
+        say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", "-images.png")))
     atomic_write(folder / f"{stem}.png", cost_figure(result))
     if not json_output:
-        _say_written(folder / f"{stem}.png")
+        say_written(folder / f"{stem}.png")
 
 
 @benchmark.command("consistency")
@@ -214,8 +214,8 @@ def consistency_benchmark(
     if json_output:
         print_json({"record": record, **jsonable(result)})
     else:
-        _print_tables(laid_out)
-        _say_written(folder / f"{stem}.md", folder / f"{stem}.json")
+        print_tables(laid_out)
+        say_written(folder / f"{stem}.md", folder / f"{stem}.json")
 
 
 def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
@@ -274,10 +274,11 @@ def judges(
     for name, error in trained.record["reconstruction_error"].items():
         table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
     out.print(table)
-    _say_written(out_file)
+    say_written(out_file)
 
 
-def _print_tables(laid_out: Sequence[tables.Table]) -> None:
+def print_tables(laid_out: Sequence[tables.Table]) -> None:
+    """Tables for a terminal, as wide as they need to be."""
     for table in laid_out:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))
@@ -295,6 +296,7 @@ def _print_tables(laid_out: Sequence[tables.Table]) -> None:
             out.print(f"[bold]{words}[/]" if bold else f"[dim]{words}[/]")
 
 
-def _say_written(*paths: Path) -> None:
+def say_written(*paths: Path) -> None:
+    """Where the results are."""
     for path in paths:
         out.print(f"wrote {plain(str(path))}", soft_wrap=True)

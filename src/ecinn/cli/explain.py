@@ -18,6 +18,13 @@ from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model, load
 from ecinn.reports import write_report
 
+UNLIKE = {
+    "likelihood": "not as likely as they are",
+    "texture": "smoother or rougher",
+    "pose": "turned, shifted or inverted",
+}
+"""What each of the reasons means to people."""
+
 
 class Film(StrEnum):
     """Kinds of film that browsers show."""
@@ -155,8 +162,9 @@ def _describe(report: dict[str, Any]) -> None:
     out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({100 * share:.1f} %)", end="")
     remarks = "; ".join(report["notes"])
     out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
-    if report["typical"] is False:
-        out.print("  [yellow]unlike the training images: take the explanation with caution[/]")
+    if report["unlike"]:
+        why = ", ".join(UNLIKE[reason] for reason in report["unlike"])
+        out.print(f"  [yellow]unlike the training images ({why}): take it with caution[/]")
     for target in report["targets"]:
         convincing = target["convincing"]
         posterior = convincing["stored_posterior"] or convincing["posterior"]
@@ -178,7 +186,7 @@ def _describe(report: dict[str, Any]) -> None:
         if target["corrections"]:
             asides.append(f"alpha corrected {target['corrections']} times")
         note = f"  [dim]{'; '.join(asides)}[/]" if asides else ""
-        out.print(f"  not {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
+        out.print(f"  to {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
     out.print(f"  wrote {plain(report['picture'])}", soft_wrap=True)
     out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
     for target in report["targets"]:

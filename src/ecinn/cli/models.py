@@ -1,26 +1,65 @@
-"""`ecinn models`: what ships."""
+"""`ecinn models`: what ships, and the card of a model."""
 
-from typing import Any
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
+from ecinn.cards import ModelCard, card
 from ecinn.checkpoints import SHIPPED, load_checkpoint, shipped_models
-from ecinn.cli.app import Json, app, out, print_json
+from ecinn.cli.app import Json, app, out, plain, print_json
+from ecinn.errors import InputError
+from ecinn.training import MODEL_FILE
 
 
 @app.command("models")
-def list_models(json_output: Json = False) -> None:
-    """List the models that come with the package."""
+def models(
+    model: Annotated[
+        str | None, typer.Argument(help="A model's name or path, for its card.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the card as Markdown.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """List the models that come with the package, or show all that is known of one."""
+    if markdown and json_output:
+        raise InputError("--markdown and --json are two ways to print a card: leave one out")
+    if model is None:
+        if markdown:
+            raise InputError("--markdown prints the card of a model: name one")
+        _list(json_output=json_output)
+        return
+    about = card(load_checkpoint(model), _file(model).stat().st_size, model)
+    if json_output:
+        print_json(dataclasses.asdict(about))
+    elif markdown:
+        sys.stdout.write(about.markdown())
+    else:
+        _print_card(about)
+
+
+def _file(model: str) -> Path:
+    """The file that `load_checkpoint` read."""
+    if model in shipped_models():
+        return SHIPPED / f"{model}.safetensors"
+    path = Path(model)
+    return path / MODEL_FILE if path.is_dir() else path
+
+
+def _list(*, json_output: bool) -> None:
     rows = []
     for name in shipped_models():
         checkpoint = load_checkpoint(name)
-        size = (SHIPPED / f"{name}.safetensors").stat().st_size
         rows.append(
             {
                 "name": name,
                 "data": checkpoint.experiment.dataset,
                 "classes": list(checkpoint.class_names),
-                "bytes": size,
+                "bytes": _file(name).stat().st_size,
                 "beta": checkpoint.experiment.beta,
                 "metrics": dict(checkpoint.metrics),
             }
@@ -35,9 +74,29 @@ def list_models(json_output: Json = False) -> None:
             f"[bold]{row['name']}[/]",
             str(row["data"]),
             str(len(row["classes"])),  # type: ignore[arg-type]
-            f"{100 * metrics['error']:.2f} %" if metrics else "–",
-            f"{metrics['bits_per_dim']:.2f}" if metrics else "–",
-            f"{100 * metrics['reached_q']:.2f} %" if metrics else "–",
+            f"{100 * metrics['error']:.2f} %" if "error" in metrics else "–",
+            f"{metrics['bits_per_dim']:.2f}" if "bits_per_dim" in metrics else "–",
+            f"{100 * metrics['reached_q']:.2f} %" if "reached_q" in metrics else "–",
             f"{int(row['bytes']) / 2**20:.1f} MiB",  # type: ignore[call-overload]
         )
     out.print(table)
+
+
+def _print_card(about: ModelCard) -> None:
+    """The sections of `ModelCard.markdown` as a terminal shows them."""
+    out.print(f"[bold]{plain(about.name)}[/]\n{plain(about.summary)}")
+    for section in about.sections:
+        out.print(f"\n[bold]{plain(section.title)}[/]")
+        sentences = Table.grid(padding=(0, 1))
+        for sentence in section.sentences:
+            sentences.add_row("•", plain(sentence))
+        if section.sentences:
+            out.print(sentences)
+        if section.table:
+            header, *rows = section.table
+            table = Table(*header, box=None)
+            for row in rows:
+                table.add_row(*map(plain, row))
+            out.print(table)
+        for line in section.code:
+            out.print(f"  {plain(line)}", soft_wrap=True)

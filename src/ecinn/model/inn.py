@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.model.bijections import (
@@ -114,6 +116,17 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
         subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, a.dropout)
         layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, a.clamp)]
     return layers
+
+
+def latent_frequencies(architecture: Architecture) -> Int[Tensor, " dim"] | None:
+    """Row plus column of every latent in the last DCT; None where dense couplings mix them."""
+    a = architecture
+    if a.dense_width and a.dense_couplings:
+        return None
+    halvings = 2 ** len(a.stages)
+    height, width = a.height // halvings, a.width // halvings
+    frequency = (torch.arange(height)[:, None] + torch.arange(width)).flatten()
+    return frequency.sort().values.repeat_interleave(a.dim // len(frequency))
 
 
 def _coupling(a: Architecture, channels: int, width: int) -> Coupling:
