@@ -1,0 +1,119 @@
+"""The models of faces: every figure by another route, pictures whole, one-line failures."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import randomise
+from ecinn.benchmark.faces import face_sheet, faces_table, measure_faces
+from ecinn.cli import benchmark_faces as command
+from ecinn.data.dataset import Dataset
+from ecinn.experiments import CELEBA_ATTRIBUTES
+from ecinn.finishing import finish
+from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.inn import Architecture, Stage
+from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model
+from test_cli import fails, run
+
+N = 24
+
+
+@pytest.fixture
+def data(generator: torch.Generator) -> Dataset:
+    images = torch.randint(256, (N, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    return Dataset(images, torch.arange(N) % 2, ("not smiling", "smiling"))
+
+
+@pytest.fixture
+def model(data: Dataset) -> Model:
+    architecture = Architecture(3, 16, 16, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0)
+    experiment = dataclasses.replace(
+        CELEBA_ATTRIBUTES, name="celeba-smile", architecture=architecture
+    )
+    classifier = GenerativeClassifier(architecture)
+    randomise(classifier, scale=0.2)
+    weights = classifier.state_dict()
+    return Model(finish(experiment, data, weights, torch.device("cpu"), {}))
+
+
+def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:
+    """One face at a time, through the public explanation."""
+    result, sheets = measure_faces(model, data, n=4, seed=3)
+    change, log_p, errors = [], [], 0
+    for image, label in zip(data.images, data.labels, strict=True):
+        e = model.explain(image[None])
+        change.append(float((e.convincing[0, 0] - e.x[0]).abs().mean()))
+        stored = to_pixels(e.stored_convincing[:, 0])
+        log_p.append(float(model.classifier.log_marginal(stored)))
+        errors += int(e.p[0] != label)
+    assert result.change == pytest.approx(sum(change) / N, rel=1e-4)
+    assert list(result.worst) == sorted(range(N), key=lambda i: log_p[i])[:4]
+    assert result.evaluation.error == errors / N
+    assert result.paper_error == (0.0742, 0.0662)
+    assert len(set(result.random)) == 4
+    assert result.random != measure_faces(model, data, n=4, seed=4)[0].random
+    assert sheets.random.size == sheets.worst.size
+
+
+def test_the_table_shows_what_was_measured(model: Model, data: Dataset) -> None:
+    result, _ = measure_faces(model, data, n=2)
+    result = dataclasses.replace(
+        result,
+        inception_error=0.0812,
+        evaluation=dataclasses.replace(result.evaluation, n=989, error=79 / 989),
+    )
+    (row,) = faces_table({"celeba-smile": result}).rows
+    assert row[:5] == ("celeba-smile", "7.99 (6.5 – 9.8)", "7.42", "8.12", "6.62")
+    alone = dataclasses.replace(result, inception_error=None, paper_error=None)
+    (row,) = faces_table({"mine": alone}).rows
+    assert row[2:5] == ("–", "–", "–")
+
+
+def test_a_sheet_grows_with_its_faces(model: Model, data: Dataset) -> None:
+    two = face_sheet(model.explain(data.images[:2]), "two")
+    five = face_sheet(model.explain(data.images[:5]), "five")
+    assert five.height == two.height
+    assert five.width > two.width + 2 * 112
+
+
+@pytest.fixture
+def as_shipped(model: Model, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "load", lambda name, device: model)
+    monkeypatch.setattr(command, "load_images", lambda dataset, split, celeba: data)
+
+
+def test_the_command_writes_page_numbers_and_pictures(as_shipped: None, tmp_path: Path) -> None:
+    record = {"errors": {"test": 0.25, "validation": 0.5}}
+    (tmp_path / "Smiling.json").write_text(json.dumps(record))
+    code, stdout, stderr = run(
+        "benchmark", "faces", "--models", "a", "--n", 3, "--limit", 12, "--out", tmp_path / "o",
+        "--inception", tmp_path,
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "25.00" in stdout
+    numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
+    assert numbers["results"]["celeba-smile"]["evaluation"]["n"] == 12
+    assert numbers["results"]["celeba-smile"]["inception_error"] == 0.25
+    page = (tmp_path / "o" / "celeba.md").read_text()
+    for kind in ("random", "worst"):
+        assert f"(celeba-smile-{kind}.png)" in page
+        assert (tmp_path / "o" / f"celeba-smile-{kind}.png").stat().st_size > 1000
+    assert str(tmp_path) not in page
+
+
+@pytest.mark.parametrize("written", [None, "{", "[]", '{"errors": {}}'])
+def test_inception_results_must_be_there(
+    as_shipped: None, tmp_path: Path, written: str | None
+) -> None:
+    if written is not None:
+        (tmp_path / "Smiling.json").write_text(written)
+    line = fails("benchmark", "faces", "--models", "a", "--inception", tmp_path)
+    assert "ecinn inception" in line
+
+
+def test_digits_are_no_faces(tmp_path: Path) -> None:
+    assert "no model of faces" in fails("benchmark", "faces", "--models", "mnist")
