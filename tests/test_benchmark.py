@@ -527,7 +527,7 @@ def test_narrow_terminals_cut_no_figures(capsys, monkeypatch) -> None:
     monkeypatch.setattr(command.out, "width", 30)
     row = ("method-of-a-name", *(f"{value:.2f}" for value in range(1000, 1012)))
     head = ("method", *(f"a long head {number}" for number in range(12)))
-    command._print_tables([tables.Table("title", head, (row,))])
+    command.print_tables([tables.Table("title", head, (row,))])
     printed = capsys.readouterr().out
     assert all(cell in printed for cell in row)
     assert "…" not in printed

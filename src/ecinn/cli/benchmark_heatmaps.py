@@ -1,0 +1,102 @@
+"""`ecinn benchmark heatmaps`: ECINNh beside the methods that people explain networks with."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ecinn.benchmark import tables
+from ecinn.benchmark.heatmap_tables import heatmap_tables, sheet
+from ecinn.benchmark.heatmaps import measure_heatmaps, require_methods
+from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.cli.app import Device, Json, device_name, print_json
+from ecinn.cli.benchmark import (
+    RESULTS,
+    ModelName,
+    Out,
+    Seed,
+    benchmark,
+    print_tables,
+    say_written,
+)
+from ecinn.cli.progress import CelebA, bars, load_images
+from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder
+from ecinn.heatmaps import METHODS
+from ecinn.inception_training import InceptionResult, load_inception
+from ecinn.pictures import png_bytes
+from ecinn.pretrained import Model, load
+
+
+@benchmark.command("heatmaps")
+def heatmaps_benchmark(
+    model: ModelName = "celeba-smile",
+    cnn: Annotated[
+        Path | None, typer.Option(help="A file of `ecinn inception`, explained besides.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between; ecinn is always measured.")
+    ] = ",".join(METHODS),
+    n: Annotated[int, typer.Option("--n", help="Random test images.")] = 500,
+    seed: Seed = 0,
+    celeba: CelebA = None,
+    out_dir: Out = RESULTS,
+    device: Device = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure heatmaps: pixels replaced, where they point, noise, stability, cost."""
+    asked = require_methods([name.strip() for name in methods.split(",") if name.strip()])
+    explainer = load(model, device_name(device))
+    network = None if cnn is None else _network(cnn, explainer)
+    dataset = explainer.checkpoint.experiment.dataset
+    data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
+    if not 2 <= n <= len(data):
+        raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
+    folder = output_folder(out_dir)
+    command = f"ecinn benchmark heatmaps --model {model} --methods {','.join(asked)}"
+    command += f" --n {n} --seed {seed}" + ("" if network is None else " --cnn FILE")
+    record = provenance(command, explainer)
+    if network is not None:
+        record["cnn"] = {"errors": dict(network.errors), **network.record}
+    with bars() as observe:
+        result, shown = measure_heatmaps(
+            explainer,
+            data,
+            training,
+            cnn=None if network is None else network.classifier,
+            methods=asked,
+            n=n,
+            seed=seed,
+            observe=observe,
+        )
+    laid_out = heatmap_tables(result)
+    stem = f"heatmaps-{explainer.checkpoint.experiment.name}"
+    paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".png")]
+    page = tables.document(f"Heatmaps side by side: {model}", laid_out, record)
+    write_text(paths[0], f"{page}\n![images]({stem}.png)\n")
+    write_json(paths[1], {"record": record, **jsonable(result)})
+    atomic_write(paths[2], png_bytes(sheet(result, shown, explainer.class_names)))
+    if json_output:
+        print_json(jsonable({"record": record, **jsonable(result)}))
+        return
+    print_tables([_for_terminal(table) for table in laid_out])
+    say_written(*paths)
+
+
+def _network(path: Path, explainer: Model) -> InceptionResult:
+    network = load_inception(path, explainer.device)
+    if network.class_names != explainer.class_names:
+        raise InputError(
+            f"{path} tells {' from '.join(network.class_names)}, the model "
+            f"{' from '.join(explainer.class_names)}: give a CNN of the model's data set"
+        )
+    return network
+
+
+def _for_terminal(table: tables.Table) -> tables.Table:
+    """Cells without Markdown's signs."""
+    rows = tuple(
+        tuple(cell.replace("**", "").replace("\\|", "|") for cell in row) for row in table.rows
+    )
+    return replace(table, rows=rows)
