@@ -1,6 +1,7 @@
 """Attributes learned beside the class, and training that begins with another model's layers."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -65,20 +66,60 @@ def test_attributes_are_read_from_the_latents(experiment: Experiment, data: Data
         )
         state.readout.weight.copy_(0.1 * weight)
 
-    def seeded() -> None:
-        torch.manual_seed(5)
-        step.generator.manual_seed(5)
-
-    seeded()
+    torch.manual_seed(5)
     with_attributes = step._batch_loss()
-    seeded()
-    images, labels = data.images[step.batch], data.labels[step.batch]
-    alone = batch_loss(state.classifier, images, labels, experiment, step.generator)
+    torch.manual_seed(5)  # the same dropout
+    labels = data.labels[step.batch]
+    alone = batch_loss(state.classifier, with_attributes.x, labels, experiment)
     assert data.attributes is not None
     odds = with_attributes.z @ state.readout.weight.T
     truth = data.attributes[step.batch].bool()
     cross_entropy = -torch.where(truth, F.logsigmoid(odds), F.logsigmoid(-odds)).mean()
     assert torch.allclose(with_attributes.loss, alone.loss + 3.0 * cross_entropy, atol=1e-5)
+
+
+class Knowing(torch.nn.Module):
+    """A teacher whose log-odds are the mean colours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 4 * x.mean((2, 3)) - 2
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_a_teacher_s_answer_takes_its_share(
+    experiment: Experiment, data: Dataset, share: float
+) -> None:
+    """Of the class and of all attributes: labels and answers mixed, the class then smoothed."""
+    assert data.attributes is not None
+    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
+    data = dataclasses.replace(data, attributes=every, attribute=0)
+    still = dataclasses.replace(experiment.architecture, dropout=0.0)
+    experiment = dataclasses.replace(
+        experiment, architecture=still, teaching=share, label_smoothing=0.1
+    )
+    state = TrainingState.start(experiment, CPU, attributes=3)
+    state.teacher = Knowing()
+    step = OptimisationStep(experiment, data, state, CPU)
+    step.batch.copy_(step.begin_epoch(0)[:16])
+    loss = step._batch_loss()
+    wanted = share * torch.sigmoid(Knowing()(loss.x)) + (1 - share) * every[step.batch]
+    smoothed = 0.9 * wanted[:, 0] + 0.05
+    z, log_det = state.classifier.encode_with_log_det(loss.x)
+    log_p = equations.log_posterior(z, state.classifier.mu)
+    cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
+    log_x = equations.log_likelihood(z, log_det, state.classifier.mu).logsumexp(1) - math.log(2)
+    # The readout starts at zero: every attribute costs log 2, whatever is wanted.
+    expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * math.log(2)
+    assert torch.allclose(loss.loss, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("teaching", [0.0, 0.5])
+def test_a_teacher_comes_with_its_share(experiment, data, tmp_path, teaching: float) -> None:
+    """Neither a teacher that is not listened to, nor a share of nobody."""
+    experiment = dataclasses.replace(experiment, teaching=teaching)
+    teacher = None if teaching else Knowing()
+    with pytest.raises(InputError, match="learns from"):
+        train(experiment, data, tmp_path / "run", device=CPU, teacher=teacher)
 
 
 def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:

@@ -24,7 +24,7 @@ from ecinn.errors import InputError
 from ecinn.experiments import MNIST
 from ecinn.heatmaps import METHODS, ExplainedINN, Heatmaps, ecinn_heatmaps
 from ecinn.heatmaps import heatmaps as make_heatmaps
-from ecinn.metrics.heatmaps import Interval
+from ecinn.metrics.intervals import Interval
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage
 from ecinn.pixels import to_pixels, to_uint8

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import random
 
 import pytest
 import torch
 from scipy.stats import binomtest
 
 from conftest import randomise
-from ecinn.cards import CORRELATED, DATA, MEASURES, ModelCard, Section, card, wilson_interval
+from ecinn.cards import CORRELATED, DATA, MEASURES, ModelCard, Section, card
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, shipped_models
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
@@ -43,21 +42,6 @@ def make(small_architecture: Architecture):
 
 def value(section: Section, name: str) -> str:
     return next(row[1] for row in section.table if row[0] == name)
-
-
-def test_wilson_interval_is_scipys() -> None:
-    draw = random.Random(0)
-    for n in (1, 7, 989, 10_000):
-        for k in {0, n, draw.randint(0, n), draw.randint(0, n)}:
-            expected = binomtest(k, n).proportion_ci(0.95, method="wilson")
-            assert wilson_interval(k, n) == pytest.approx(tuple(expected), abs=1e-12)
-
-
-def test_wilson_interval_ends_where_the_share_is_as_many_deviations_away() -> None:
-    """Its definition: |p̂ − p| = 1.96 deviations of a share of n with probability p."""
-    for end in wilson_interval(86, 989):
-        deviation = math.sqrt(end * (1 - end) / 989)
-        assert abs(86 / 989 - end) == pytest.approx(1.96 * deviation, rel=1e-4)
 
 
 def test_shares_become_numbers_of_test_images(make) -> None:

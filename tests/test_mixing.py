@@ -16,6 +16,7 @@ from ecinn.mixing import mix
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage
 from ecinn.pixels import to_pixels
+from ecinn.typicality import Typicality
 
 CPU = torch.device("cpu")
 ARCHITECTURE = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)
@@ -26,7 +27,8 @@ def model(weights_seed: int, architecture: Architecture = ARCHITECTURE) -> Check
     randomise(classifier, seed=weights_seed, scale=0.05)
     experiment = dataclasses.replace(MNIST, architecture=architecture)
     names = tuple(map(str, range(10)))
-    return Checkpoint(experiment, classifier, classifier.mu.detach(), (0.0, 1.0), names)
+    mu = classifier.mu.detach()
+    return Checkpoint(experiment, classifier, mu, Typicality((0.0, 1.0)), names)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from ecinn.pixels import to_pixels, to_uint8
 from ecinn.refinement import RefinementStep, _as_stored, critic_loss, second_stage
 from ecinn.training import Progress, train
 from ecinn.training_state import RefinementState, TrainingState
+from ecinn.typicality import Typicality
 
 STATE_FILE = training.STATE_FILES[0]
 
@@ -269,7 +270,7 @@ def test_refining_another_kind_of_network_is_refused(refined, data, tmp_path) ->
 def untrained(experiment: Experiment, data: Dataset) -> Checkpoint:
     classifier = GenerativeClassifier(experiment.architecture).eval()
     mu = classifier.mu.detach()
-    return Checkpoint(experiment, classifier, mu, (0.0, 1.0), data.class_names)
+    return Checkpoint(experiment, classifier, mu, Typicality((0.0, 1.0)), data.class_names)
 
 
 def refinement_step(refined: Experiment, data: Dataset) -> RefinementStep:

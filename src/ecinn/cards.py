@@ -1,6 +1,5 @@
 """A model card, written from a checkpoint alone: what a model is, how well it does, where not."""
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,9 +8,8 @@ from typing import Any
 from ecinn.checkpoints import Checkpoint
 from ecinn.data.augmentation import Augmentation
 from ecinn.experiments import EXPERIMENTS
+from ecinn.metrics.intervals import wilson_interval
 
-_Z_95 = 1.959963984540054
-"""Between ± this many deviations lie 95 % of a Gaussian."""
 _HALF_A_STEP = 0.5 / 256
 """A larger change of a pixel shows in an 8-bit image."""
 
@@ -199,18 +197,6 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
         usage=_usage(checkpoint, data, model or experiment.name),
         measured=dict(checkpoint.metrics),
     )
-
-
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Where a share lies with 95 % confidence, of which successes in n were seen (Wilson, 1927).
-
-    All p with |p̂ − p| ≤ z·√(p(1 − p)/n): (p̂ + z²/2n ± z·√(p̂(1 − p̂)/n + z²/4n²)) / (1 + z²/n).
-    """
-    share, z = successes / n, _Z_95
-    middle = share + z**2 / (2 * n)
-    spread = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    low, high = ((middle + sign * spread) / (1 + z**2 / n) for sign in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
 
 
 def _summary(checkpoint: Checkpoint, data: _Data) -> str:

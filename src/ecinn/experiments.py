@@ -62,6 +62,9 @@ class Experiment:
     attribute_weight: float = 0.0
     """Of reading all other attributes of an image linearly from its latent (mean cross-entropy):
     what else is known of the training images keeps the network from learning them by heart."""
+    teaching: float = 0.0
+    """Share of a teacher's answer in what is learned, of the class and of all attributes; the
+    rest is what the labels say."""
     refinement: Refinement | None = None
     """The second stage, if there is one."""
     stored_bits: int = 16

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
@@ -35,6 +35,7 @@ class OptimisationStep:
         self.images = data.images.to(device)
         self.labels = data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
+        self.attribute = data.attribute
         self.generator = torch.Generator(device)
         self.device = device
         # What a step reads lives in tensors, because a captured graph has no arguments.
@@ -91,18 +92,31 @@ class OptimisationStep:
         self._follow(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
+        images = augment(self.images[self.batch], self.experiment.augmentation, self.generator)
+        x = dequantise(images, self.generator, self.experiment.noise)
+        known, targets = self._targets(x)
         first = batch_loss(
-            self.state.classifier,
-            self.images[self.batch],
-            self.labels[self.batch],
-            self.experiment,
-            self.generator,
+            self.state.classifier, x, self.labels[self.batch], self.experiment, targets
         )
-        if self.state.readout is None or self.attributes is None:
+        if self.state.readout is None or known is None:
             return first
-        known = self.attributes[self.batch].to(first.z.dtype)
         attributes = F.binary_cross_entropy_with_logits(self.state.readout(first.z), known)
         return first._replace(loss=first.loss + self.experiment.attribute_weight * attributes)
+
+    @torch.no_grad()
+    def _targets(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch attributes"] | None, Float[Tensor, "batch classes"] | None]:
+        """What is to be learned of all attributes and of the class, a teacher's share included."""
+        if self.attributes is None:
+            return None, None
+        known = self.attributes[self.batch].to(x.dtype)
+        if self.state.teacher is None or self.attribute is None:
+            return known, None
+        taught = torch.sigmoid(self.state.teacher(x.clamp(0, 1)).to(x.dtype))
+        known = torch.lerp(known, taught, self.experiment.teaching)
+        share = known[:, self.attribute]
+        return known, torch.stack([1 - share, share], 1)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
         """Move the classifier down the loss."""
@@ -161,21 +175,26 @@ class BatchLoss(NamedTuple):
 
 def batch_loss(
     classifier: GenerativeClassifier,
-    images: UInt8[Tensor, "batch channels height width"],
+    x: Float[Tensor, "batch channels height width"],
     labels: Int[Tensor, " batch"],
     experiment: Experiment,
-    generator: torch.Generator,
+    targets: Float[Tensor, "batch classes"] | None = None,
 ) -> BatchLoss:
-    """Eq. 9 on augmented images with noise."""
-    images = augment(images, experiment.augmentation, generator)
-    x = dequantise(images, generator, experiment.noise)
+    """Eq. 9.
+
+    Args:
+        targets: probabilities to learn instead of the labels.
+    """
     z, log_det = classifier.encode_with_log_det(x)
     dim = classifier.architecture.dim
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     log_posterior = equations.log_posterior(z, classifier.mu)
-    cross_entropy = equations.smoothed_cross_entropy(
-        log_posterior, labels, experiment.label_smoothing
-    )
+    smoothing = experiment.label_smoothing
+    if targets is None:
+        cross_entropy = equations.smoothed_cross_entropy(log_posterior, labels, smoothing)
+    else:
+        targets = (1 - smoothing) * targets + smoothing / len(classifier.mu)
+        cross_entropy = -(targets * log_posterior).sum(1).mean()
     loss = equations.information_bottleneck_loss(
         -log_p.mean() / dim, cross_entropy, experiment.beta
     )

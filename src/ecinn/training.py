@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.data.dataset import Dataset
@@ -61,6 +62,7 @@ def train(
     resume: bool = False,
     pretrained: Checkpoint | None = None,
     start: Checkpoint | None = None,
+    teacher: nn.Module | None = None,
     observe: Callable[[Progress], None] = lambda progress: None,
     save_every: float = 30.0,
 ) -> Checkpoint:
@@ -69,12 +71,19 @@ def train(
     Args:
         pretrained: a model to take instead of running the first stage.
         start: a model whose layers the first stage begins with, instead of untrained ones.
+        teacher: gives the log-odds of all attributes of images, where the experiment has one.
         save_every: seconds between two saved states; a state is saved at the end of an epoch.
     """
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} holds a run already: resume it, or choose another folder")
-    how = _How(folder, device, resume, observe, save_every)
+    if experiment.teaching and teacher is None:
+        raise InputError(f"{experiment.name} learns from a teacher: give one (ecinn teacher)")
+    if teacher is not None:
+        if not experiment.teaching or data.attribute is None:
+            raise InputError(f"{experiment.name} learns from no teacher: leave it out")
+        teacher = teacher.to(device)
+    how = _How(folder, device, resume, observe, save_every, teacher)
     first = folder / FIRST_STAGE_FILE
     if resume and first.exists():
         pretrained = load_checkpoint(first)
@@ -137,6 +146,7 @@ class _How:
     resume: bool
     observe: Callable[[Progress], None]
     save_every: float
+    teacher: nn.Module | None
 
 
 def _stage(
@@ -152,6 +162,7 @@ def _stage(
     with _own_randomness(how.device):
         if how.resume and state_file.exists():
             state.restore(state_file, stage)
+        state.teacher = how.teacher
         step = step_class(stage, data, state, how.device)
         _run(stage, data, state, step, state_file, how)
     record = _record(stage, data, state, how.device)

@@ -45,6 +45,8 @@ class TrainingState:
     readout: nn.Linear | None = None
     """Reads the other attributes of an image from its latent; no part of the model."""
     readout_optimiser: torch.optim.AdamW | None = None
+    teacher: nn.Module | None = None
+    """Gives the log-odds of every attribute of an image; it does not change, nor is it kept."""
 
     @classmethod
     def start(

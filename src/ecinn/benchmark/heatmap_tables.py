@@ -14,7 +14,7 @@ from ecinn.benchmark.side_by_side import Pairs
 from ecinn.benchmark.tables import NONE, Table
 from ecinn.explanation import Images
 from ecinn.heatmap_pictures import HeatmapColumn, heatmap_sheet
-from ecinn.metrics.heatmaps import Interval
+from ecinn.metrics.intervals import Interval
 
 LABELS: Mapping[str, str] = MappingProxyType(
     {

@@ -45,7 +45,8 @@ from ecinn.heatmaps import (
     heatmaps,
 )
 from ecinn.metrics import heatmaps as metrics
-from ecinn.metrics.heatmaps import Importance, Interval, PerImage
+from ecinn.metrics.heatmaps import Importance, PerImage
+from ecinn.metrics.intervals import Interval, confidence_interval
 from ecinn.metrics.replacement import area_under_curve, blurred, noise_like, replacement_curve
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.pixels import to_pixels, to_uint8
@@ -135,9 +136,7 @@ class Bench:
     def interval(self, values: Tensor) -> Interval:
         """Resampled alike for every measure, so that what is proportional is judged alike."""
         generator = torch.Generator().manual_seed(self.seed)
-        return metrics.confidence_interval(
-            values.double(), resamples=RESAMPLES, generator=generator
-        )
+        return confidence_interval(values.double(), resamples=RESAMPLES, generator=generator)
 
 
 @torch.no_grad()

@@ -22,6 +22,8 @@ class Dataset:
     class_names: tuple[str, ...]
     attributes: UInt8[Tensor, "batch attributes"] | None = None
     """What else is known of every image, 0 or 1, where there is something."""
+    attribute: int | None = None
+    """Which of the attributes the label is."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -32,7 +34,7 @@ class Dataset:
         if n is not None and n < 1:
             raise InputError(f"take at least one image, not {n}")
         attributes = None if self.attributes is None else self.attributes[:n]
-        return Dataset(self.images[:n], self.labels[:n], self.class_names, attributes)
+        return replace(self, images=self.images[:n], labels=self.labels[:n], attributes=attributes)
 
 
 def load_dataset(
@@ -48,14 +50,15 @@ def load_dataset(
         folder: where CelebA or CelebA-HQ is; the digits come with the package.
         observe: told how many of how many images are decoded, where that takes a while.
     """
-    from ecinn.data.celeba import load_attributes, load_celeba
+    from ecinn.data.celeba import ATTRIBUTES, load_attributes, load_celeba
     from ecinn.data.fake_mnist import load_fake_mnist
     from ecinn.data.mnist import load_mnist
 
     kind, _, attribute = name.partition("/")
     if kind == "celeba" and attribute:
         faces = load_celeba(attribute, split, folder, observe=observe)
-        return replace(faces, attributes=load_attributes(split, folder))
+        attributes = load_attributes(split, folder)
+        return replace(faces, attributes=attributes, attribute=ATTRIBUTES.index(attribute))
     loaders: Mapping[str, Callable[[Split], Dataset]] = {
         "mnist": load_mnist,
         "fakemnist": load_fake_mnist,

@@ -3,8 +3,6 @@
 Maps are signed. Where a map is zero everywhere, every measure is 0, except that the AUC is ½.
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,14 +15,6 @@ Region = Bool[Tensor, "height width"] | Bool[Tensor, "batch height width"]
 PerImage = Float[Tensor, " batch"]
 
 _ROUNDING = 1e-12  # of the largest value in float64: a constant map minus its mean is below it
-
-
-class Interval(NamedTuple):
-    """A mean and the ends of its confidence interval, which need not be equally far from it."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def importance(maps: Maps) -> Importance:
@@ -131,51 +121,6 @@ def regions_by_change(
         raise InputError(f"a map of {height} × {width} has no grid of {rows} × {columns} cells")
     cells = [strip.tensor_split(columns, dim=1) for strip in mean_map.tensor_split(rows)]
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])
-
-
-def confidence_interval(
-    values: Float[Tensor, " values"] | Bool[Tensor, " values"],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    generator: torch.Generator,
-) -> Interval:
-    """The mean, and the percentile bootstrap's interval of it over images."""
-    if not 0 < level < 1 or resamples < 1:
-        raise InputError(
-            f"a level lies above 0 and below 1 and resamples are at least 1, "
-            f"not {level} and {resamples}"
-        )
-    n, device = len(values), generator.device
-    if n == 0:
-        raise InputError("an interval needs at least one value")
-    values = values.double().to(device)
-    means = torch.stack(
-        [
-            values[torch.randint(n, (n,), generator=generator, device=device)].mean()
-            for _ in range(resamples)
-        ]
-    )
-    ends = means.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), *means.quantile(ends).tolist())
-
-
-def paired_difference_interval(
-    a: Float[Tensor, " values"] | Bool[Tensor, " values"],
-    b: Float[Tensor, " values"] | Bool[Tensor, " values"],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    generator: torch.Generator,
-) -> Interval:
-    """The interval of a − b where both were measured on the same images."""
-    if a.shape != b.shape:
-        raise InputError(
-            f"{len(a)} and {len(b)} values are not pairs: give both of the same images, in order"
-        )
-    return confidence_interval(
-        a.double() - b.double(), level=level, resamples=resamples, generator=generator
-    )
 
 
 def _ratio(part: PerImage, whole: PerImage) -> PerImage:
