@@ -16,6 +16,7 @@ from ecinn.data.celeba import ATTRIBUTES
 from ecinn.experiments import CELEBA, EXPERIMENTS, MNIST, Experiment
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture
+from ecinn.typicality import Typicality
 from test_cli import fails, run
 
 STAGE = {"seconds": 82.4, "images_per_second": 6028, "device": "a GPU", "torch": "2.9"}
@@ -31,7 +32,7 @@ def make(small_architecture: Architecture):
                 experiment=dataclasses.replace(experiment, architecture=small_architecture),
                 classifier=classifier,
                 mu_bar=torch.zeros(3, 64),
-                typical=(0.0, 1.0),
+                typicality=Typicality((0.0, 1.0)),
                 class_names=("a", "b", "c"),
             ),
             **changes,
@@ -131,7 +132,7 @@ def test_settings_are_the_checkpoints(make) -> None:
 
 
 def test_both_stages_and_their_start_are_told(make) -> None:
-    first = {**STAGE, "start": "celeba-attributes", "images": 24_996}
+    first = {**STAGE, "start": "celeba-attributes", "training_images": 24_996}
     about = card(make(CELEBA[0], training={"first_stage": first, **STAGE, "seconds": 64.3}), 1)
     begun, one, two = about.training.sentences
     assert begun == "Begun with the layers of celeba-attributes."

@@ -10,6 +10,8 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.experiments import EXPERIMENTS
 from ecinn.metrics.intervals import wilson_interval
 
+IMAGES = "training_images"
+"""What a record calls the number of images."""
 _HALF_A_STEP = 0.5 / 256
 """A larger change of a pixel shows in an 8-bit image."""
 
@@ -80,7 +82,7 @@ class _Data:
 
 
 _DIGITS_UNFIT = "To read cheques, forms or post: it knows single, centred digits, nothing else."
-_NO_PROOF = "A typical log p(x) does not prove that a picture shows what the model knows."
+_NO_PROOF = "That nothing calls a picture unlike the others does not prove what it shows."
 _NO_CAUSE = (
     "As a claim about causes: a counterfactual shows what this model would read otherwise, not "
     "what made anything so."
@@ -119,7 +121,8 @@ DATA: Mapping[str, _Data] = {
             "how the error differs between groups of people was not measured.",
             "Changes are seldom confined to one feature: with a smile the shading of the skin "
             "changes too.",
-            "Faces upside down, turned or off centre are read all the same, and count as typical.",
+            "Pictures that show no face, or one turned or off centre, are read all the same; most "
+            "of them are marked as unlike the training images, not all.",
         ),
         unfit=(
             "For any decision about a person.",
@@ -166,7 +169,7 @@ MEASURES: Mapping[str, tuple[str, str, str]] = {
     "passes_verified": ("evaluations, verified", ".5g", "of the network, per counterfactual"),
     "tipping_third_class": ("third class", ".2%", "ties of two classes at which another one wins"),
     "round_trip_error": ("round trip", ".1e", "largest change of a pixel of [0, 1] by f⁻¹(f(x))"),
-    "typical": ("typical", ".2%", "test images as likely as 99.8 % of the training images"),
+    "typical": ("typical", ".2%", "test images that nothing calls unlike the training images"),
 }
 """Name, format and meaning of what an evaluation measures, by its key."""
 
@@ -216,7 +219,7 @@ def _summary(checkpoint: Checkpoint, data: _Data) -> str:
 
 def _data(checkpoint: Checkpoint, data: _Data) -> Section:
     stages = _stages(checkpoint.training)
-    trained = next((stage["images"] for _, stage in stages if "images" in stage), None)
+    trained = next((stage[IMAGES] for _, stage in stages if IMAGES in stage), None)
     counts = {"train": trained, "test": checkpoint.metrics.get("n")}
     images = [f"{count:,} to {use}" for use, count in counts.items() if count is not None]
     return Section(
