@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHELL := /bin/sh
 
-.PHONY: demo test check bench evaluate benchmark clean help
+.PHONY: demo test check bench evaluate benchmark faces clean help
 AUTHORS ?= ../shared/data/evaluating_counterfactuals
+CELEBA ?= ../shared/data/celeba
 
 help:
 	@echo "make demo      explain a real three into all other digits"
 	@echo "make test      every check and test"
 	@echo "make bench     what a counterfactual costs, as a ratio to a forward pass"
 	@echo "make evaluate  measure the shipped models and write docs/results"
+	@echo "make faces     measure the models of faces and heatmaps (CELEBA=DIR; hours without a GPU)"
 	@echo "make benchmark score counterfactuals beside other methods' and the authors' (half an hour)"
 
 demo: $(VENV)/.demo
@@ -42,6 +44,14 @@ benchmark: $(VENV)/.benchmark
 	$(BIN)/ecinn benchmark consistency --model mnist
 	$(BIN)/ecinn benchmark authors --data $(AUTHORS)
 
+faces: $(VENV)/.benchmark
+	$(BIN)/ecinn benchmark faces --celeba $(CELEBA)
+	$(BIN)/ecinn benchmark consistency --model celeba-smile --celeba $(CELEBA)
+	for name in smile cheekbones lipstick makeup; do \
+		$(BIN)/ecinn benchmark heatmaps --model celeba-$$name --celeba $(CELEBA) || exit 1; \
+	done
+	$(BIN)/ecinn benchmark heatmaps --model fakemnist
+
 # Stamp files: a set-up that broke off is done again.
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ecinn needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -52,7 +62,7 @@ $(VENV)/.demo: $(VENV)/bin/pip pyproject.toml
 	touch $@
 
 $(VENV)/.benchmark: $(VENV)/bin/pip pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[benchmark]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[benchmark,heatmaps]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.test: $(VENV)/bin/pip pyproject.toml
