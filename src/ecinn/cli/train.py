@@ -23,6 +23,7 @@ from ecinn.experiments import EXPERIMENTS, Experiment, Refinement, find_experime
 from ecinn.files import atomic_write, output_folder
 from ecinn.mixing import mix
 from ecinn.pretrained import Model
+from ecinn.teacher_training import load_teacher
 
 
 @app.command()
@@ -56,6 +57,13 @@ def train(
     layers_of: Annotated[
         str | None, typer.Option("--start", help="Begin with the layers of this trained model.")
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="What `ecinn teacher` wrote, for recipes that learn from it."),
+    ] = None,
+    teaching: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of the teacher's answer.")
+    ] = None,
     celeba: CelebA = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
     device: Device = "auto",
@@ -67,6 +75,7 @@ def train(
         batch_size=batch_size,
         learning_rate=learning_rate,
         beta=beta,
+        teaching=teaching,
     )
     if settings.refinement is not None:
         refinement = _changed(
@@ -99,6 +108,7 @@ def train(
                 resume=resume,
                 pretrained=None if start is None else load_checkpoint(start),
                 start=None if layers_of is None else load_checkpoint(layers_of),
+                teacher=None if teacher is None else load_teacher(teacher, chosen).teachers,
                 observe=observe,
             )
     except KeyboardInterrupt:
@@ -111,7 +121,7 @@ def train(
     test = load_images(settings.dataset, "test", celeba)
     checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
     record = {
-        "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of)}",
+        "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of, teacher)}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
@@ -119,11 +129,10 @@ def train(
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
-def _given(start: str | None, layers_of: str | None) -> str:
-    """The models that a run began with, without the paths of this machine."""
-    if start is not None:
-        return " --from MODEL"
-    return "" if layers_of is None else " --start MODEL"
+def _given(start: str | None, layers_of: str | None, teacher: Path | None) -> str:
+    """The files that a run was given, without the paths of this machine."""
+    given = {" --from MODEL": start, " --start MODEL": layers_of, " --teacher FILE": teacher}
+    return "".join(words for words, value in given.items() if value is not None)
 
 
 @app.command("mix")
