@@ -118,7 +118,7 @@ DATA: Mapping[str, _Data] = {
         licence="CelebA's agreement: non-commercial research only.",
         failures=(
             "Celebrities under good light, young more often than not, are not people at large: "
-            "how the error differs between groups of people was not measured.",
+            "its error differs between groups of people, which `ecinn audit` measures.",
             "Changes are seldom confined to one feature: with a smile the shading of the skin "
             "changes too.",
             "Pictures that show no face, or one turned or off centre, are read all the same; most "

@@ -17,6 +17,7 @@ from ecinn.errors import InputError
 from ecinn.experiments import Experiment
 from ecinn.files import atomic_write
 from ecinn.model.classifier import GenerativeClassifier
+from ecinn.model.inn import Architecture, latent_frequencies
 from ecinn.stored_weights import pack, unpack
 from ecinn.typicality import Pose, Texture, Typicality
 
@@ -90,7 +91,7 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
             experiment,
             classifier.eval().requires_grad_(requires_grad=False),
             mu_bar,
-            _unpack_typicality(tensors, about),
+            _unpack_typicality(tensors, about, experiment.architecture),
             tuple(about["class_names"]),
             about["metrics"],
             about["training"],
@@ -111,17 +112,21 @@ def _pack_typicality(usual: Typicality) -> tuple[dict[str, Tensor], dict[str, fl
         if part is not None:
             fields = part._asdict()
             limits[name] = fields.pop("limit")
+            fields.pop("frequency", None)  # the architecture says it
             tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
     return tensors, limits
 
 
-def _unpack_typicality(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Typicality:
+def _unpack_typicality(
+    tensors: Mapping[str, Tensor], about: Mapping[str, Any], architecture: Architecture
+) -> Typicality:
     low, high = about["typical"]
     limits = about.get("typical_limits", {})
     texture = pose = None
-    if "texture" in limits:
+    frequency = latent_frequencies(architecture)
+    if "texture" in limits and frequency is not None:
         texture = Texture(
-            tensors["typical.texture.frequency"],
+            frequency,
             tensors["typical.texture.mean"],
             tensors["typical.texture.whitening"],
             float(limits["texture"]),

@@ -59,7 +59,7 @@ def train(
     ] = None,
     teacher: Annotated[
         Path | None,
-        typer.Option(help="What `ecinn teacher` wrote, for recipes that learn from it."),
+        typer.Option(help="What `ecinn teacher` wrote, to learn from."),
     ] = None,
     teaching: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Share of the teacher's answer.")

@@ -1,0 +1,88 @@
+"""The models of faces that ship: they load, they hold what they promise on real faces."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from ecinn.checkpoints import SHIPPED, load_checkpoint
+from ecinn.data.celeba import class_names
+from ecinn.data.dataset import Dataset, load_dataset
+from ecinn.pretrained import Model, load
+
+REPOSITORY = Path(__file__).parents[1]
+FACES = REPOSITORY.parent / "shared" / "data" / "celeba"
+needs_faces = pytest.mark.skipif(not FACES.is_dir(), reason="needs ../shared/data/celeba")
+NAMES = ("celeba-smile", "celeba-cheekbones", "celeba-lipstick", "celeba-makeup")
+LARGEST = 48 * 2**20
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def faces(model: Model) -> Dataset:
+    """Test faces, drawn at random."""
+    data = load_dataset(model.checkpoint.experiment.dataset, "test", FACES)
+    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(7))[:16]
+    return Dataset(data.images[rows], data.labels[rows], data.class_names)
+
+
+def test_they_load_by_name(model: Model) -> None:
+    experiment = model.checkpoint.experiment
+    assert experiment.beta == 1.0
+    assert model.classifier.image_shape == (3, 64, 64)
+    assert model.class_names == class_names(experiment.dataset.removeprefix("celeba/"))
+    assert (SHIPPED / f"{experiment.name}.safetensors").stat().st_size < 5.5 * 2**20
+    assert model.checkpoint.metrics["n"] == 989
+    assert model.checkpoint.metrics["bits_per_dim"] < 4.05
+    assert model.checkpoint.metrics["reached_q"] > 0.995
+
+
+def test_a_flat_picture_is_told_from_a_face(model: Model) -> None:
+    flat = torch.full((1, 3, 64, 64), 140, dtype=torch.uint8)
+    e = model.explain(flat, verify=False)
+    assert "texture" in e.reasons(0)
+    assert not e.typical.any()
+    assert float(e.round_trip_error) < 1e-4
+
+
+@needs_faces
+def test_real_faces_are_read_turned_and_brought_back(model: Model, faces: Dataset) -> None:
+    e = model.explain(faces.images)
+    assert int((e.p == faces.labels).sum()) >= 11
+    assert int(e.convincing_certificate.reached.sum()) >= 15
+    assert float(e.round_trip_error.max()) < 1e-4
+    assert int(e.typical.sum()) >= 15
+    # Of a face more changes in the middle than at the edge.
+    change = e.heatmap[:, 0].abs().mean((0, 1))
+    assert float(change[16:56, 16:48].mean()) > 1.5 * float(change[:, :6].mean())
+
+
+@needs_faces
+def test_faces_upside_down_are_unlike(model: Model, faces: Dataset) -> None:
+    e = model.explain(faces.images.flip(2), verify=False)
+    assert int((~e.typical).sum()) >= 14
+
+
+def test_all_files_together_stay_small() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    sizes = [(REPOSITORY / name).stat().st_size for name in names if (REPOSITORY / name).exists()]
+    assert sum(sizes) < LARGEST
+
+
+def test_a_card_is_written_for_each(model: Model) -> None:
+    from ecinn.cards import card
+
+    text = card(load_checkpoint(model.checkpoint.experiment.name), 5_000_000).markdown()
+    assert "non-commercial" in text
+    assert "celeba-attributes" in text
+    assert "| not measured |" not in text
