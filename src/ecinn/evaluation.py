@@ -68,7 +68,9 @@ def evaluate(
         with exact_convolutions():
             predicted = model.classifier.predict(to_pixels(images))
             log_p = model.classifier.log_marginal(dequantise(images, generator))
-            noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
+            noisy_log_p = log_p
+            if noise:
+                noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
         explanation = model.explain(images, q[:, None], verified=True)
         errors += int((explanation.p != label).sum())

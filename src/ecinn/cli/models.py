@@ -68,6 +68,8 @@ def _list(*, json_output: bool) -> None:
         print_json(rows)
         return
     table = Table("model", "data", "classes", "error", "bits/dim", "reached q", "size", box=None)
+    table.columns[0].no_wrap = True  # what people type next
+    table.columns[1].overflow = "fold"
     for row in rows:
         metrics: Any = row["metrics"]
         table.add_row(
