@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.checkpoints import Checkpoint
+from ecinn.checkpoints import Checkpoint, load_checkpoint
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.experiments import CELEBA_ATTRIBUTES, Experiment, Refinement
 from ecinn.model.inn import Architecture, Stage
 from ecinn.optimisation import OptimisationStep, batch_loss
+from ecinn.stored_weights import stored_precision
 from ecinn.training import Progress, train
 from ecinn.training_state import TrainingState, first_means
 
@@ -99,6 +100,11 @@ def test_a_teacher_s_answer_takes_its_share(
     )
     state = TrainingState.start(experiment, CPU, attributes=3)
     state.teacher = Knowing()
+    assert state.readout is not None
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(state.readout.weight.shape, generator=generator)
+        state.readout.weight.copy_(0.1 * weight)
     step = OptimisationStep(experiment, data, state, CPU)
     step.batch.copy_(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
@@ -108,18 +114,97 @@ def test_a_teacher_s_answer_takes_its_share(
     log_p = equations.log_posterior(z, state.classifier.mu)
     cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
     log_x = equations.log_likelihood(z, log_det, state.classifier.mu).logsumexp(1) - math.log(2)
-    # The readout starts at zero: every attribute costs log 2, whatever is wanted.
-    expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * math.log(2)
+    odds = z @ state.readout.weight.T
+    attributes = -(wanted * F.logsigmoid(odds) + (1 - wanted) * F.logsigmoid(-odds)).mean()
+    expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * attributes
     assert torch.allclose(loss.loss, expected, atol=1e-4)
 
 
+class Contrary(Knowing):
+    """A teacher who knows it the other way round; a buffer tells it from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mark", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+@pytest.fixture
+def taught(data: Dataset) -> Dataset:
+    assert data.attributes is not None
+    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
+    return dataclasses.replace(data, attributes=every, attribute=0)
+
+
+@pytest.mark.parametrize("stage", ["training", "refining"])
+def test_what_a_teacher_says_is_learned_and_kept_to(
+    experiment: Experiment, taught: Dataset, tmp_path: Path, stage: str
+) -> None:
+    """Another teacher, other weights; a run goes on with its own only, to the same weights."""
+    experiment = dataclasses.replace(experiment, teaching=0.5)
+    if stage == "refining":
+        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
+    whole = train(experiment, taught, tmp_path / "a", device=CPU, teacher=Knowing())
+    other = train(experiment, taught, tmp_path / "b", device=CPU, teacher=Contrary())
+    assert not _equal(whole, other)
+    assert whole.training["teacher"] != other.training["teacher"]
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2 and progress.stage == stage:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            experiment, taught, folder, device=CPU, teacher=Knowing(), observe=stop, save_every=0.0
+        )
+    with pytest.raises(InputError, match="was begun with teacher"):
+        train(experiment, taught, folder, device=CPU, teacher=Contrary(), resume=True)
+    resumed = train(experiment, taught, folder, device=CPU, teacher=Knowing(), resume=True)
+    assert _equal(resumed, whole)
+
+
+def test_a_teacher_of_something_else_is_refused(experiment, taught, tmp_path) -> None:
+    experiment = dataclasses.replace(experiment, teaching=0.5)
+    fewer = dataclasses.replace(taught, attributes=taught.attributes[:, :2])
+    with pytest.raises(InputError, match="knows 3 attributes and the data has 2"):
+        train(experiment, fewer, tmp_path / "run", device=CPU, teacher=Knowing())
+
+
+@pytest.mark.parametrize("second", [None, Refinement(1, 1.0, 1.0, 0.1)])
+def test_the_unrounded_model_is_left_beside(experiment, data, tmp_path, second) -> None:
+    experiment = dataclasses.replace(experiment, epochs=1, refinement=second)
+    rounded = train(experiment, data, tmp_path, device=CPU)
+    exact = load_checkpoint(tmp_path / "unrounded.safetensors")
+    assert exact.experiment == dataclasses.replace(rounded.experiment, stored_bits=32)
+    assert exact.training == load_checkpoint(tmp_path / "model.safetensors").training
+    weights = rounded.classifier.state_dict()
+    for name, value in stored_precision(exact.classifier.state_dict(), 8).items():
+        assert torch.equal(value, weights[name]), name
+    assert not _equal(exact, rounded)
+
+
+def test_what_another_run_left_is_not_taken_up(experiment, data, tmp_path) -> None:
+    """A first stage's model of a run that was never begun again does not replace a new one's."""
+    experiment = dataclasses.replace(experiment, refinement=Refinement(1, 1.0, 1.0, 0.1))
+    (tmp_path / "first-stage.safetensors").write_bytes(b"of another run")
+    seen: list[str] = []
+    train(experiment, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.stage))
+    assert seen[0] == "training"
+    assert seen[-1] == "refining"
+
+
 @pytest.mark.parametrize("teaching", [0.0, 0.5])
-def test_a_teacher_comes_with_its_share(experiment, data, tmp_path, teaching: float) -> None:
+def test_a_teacher_comes_with_its_share(experiment, data, taught, tmp_path, teaching) -> None:
     """Neither a teacher that is not listened to, nor a share of nobody."""
     experiment = dataclasses.replace(experiment, teaching=teaching)
     teacher = None if teaching else Knowing()
     with pytest.raises(InputError, match="learns from"):
-        train(experiment, data, tmp_path / "run", device=CPU, teacher=teacher)
+        train(experiment, taught, tmp_path / "run", device=CPU, teacher=teacher)
+    with pytest.raises(InputError, match="no attributes to be taught"):
+        train(experiment, data, tmp_path / "run", device=CPU, teacher=Knowing())
 
 
 def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:

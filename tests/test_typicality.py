@@ -36,7 +36,7 @@ def test_energies_are_logs_of_mean_squares(residual: torch.Tensor) -> None:
 
 
 def test_texture_is_the_mahalanobis_distance_of_energies(residual: torch.Tensor) -> None:
-    texture = fit_texture(residual, FREQUENCY)
+    texture = fit_texture(band_energies(residual, FREQUENCY), FREQUENCY)
     energies = band_energies(residual, FREQUENCY).numpy()
     inverse = np.linalg.inv(np.cov(energies.T))
     mean = energies.mean(0)

@@ -69,8 +69,8 @@ def report(audit: Audit) -> str:
     name = escape(audit.model)
     lede = (
         f"This page shows what the classifier <b>{name}</b> looks at, over {len(audit.images)} "
-        f"random pictures of its {escape(audit.split)} set. Every picture was changed just enough "
-        "that the classifier reads something else; where pictures change is what it looks at."
+        f"random pictures of its {escape(audit.split)} set. Each was changed until the classifier "
+        "should be convinced of something else; where they change shows what it reacts to."
     )
     cautions = "".join(f"<li>{escape(caution)}</li>" for caution in find_cautions(audit))
     if cautions:
@@ -385,13 +385,13 @@ def _cell_box(cell: tuple[int, int], grid: Sequence[int], size: Sequence[int]) -
 
 
 def _share(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.1f} %"
 
 
 def _rate(rate: Rate | None) -> str:
     if rate is None or not rate.n:
         return "–"
-    ends = f"{100 * rate.low:.2g}–{100 * rate.high:.3g} %"
+    ends = f"{100 * rate.low:.1f}–{100 * rate.high:.1f} %"
     return f"{_share(rate.share)}<small>{rate.count} of {rate.n}; {ends}</small>"
 
 

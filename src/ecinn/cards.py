@@ -157,7 +157,7 @@ CORRELATED: Mapping[str, str] = {
 
 MEASURES: Mapping[str, tuple[str, str, str]] = {
     "error": ("test error", ".2%", "test images that are not read as their label"),
-    "bits_per_dim": ("bits/dim, exact", ".3f", "to store a pixel's colour; less is better"),
+    "bits_per_dim": ("bits/dim, exact", ".3f", "to store one value of a pixel; less is better"),
     "bits_per_dim_paper": ("bits/dim, paper's convention", ".3f", "without a constant"),
     "reached_q": (
         "reached q",
@@ -211,8 +211,8 @@ def _summary(checkpoint: Checkpoint, data: _Data) -> str:
     colour = {1: "grey", 3: "colour"}.get(a.channels, f"{a.channels}-channel")
     return (
         f"It tells {classes} apart in {colour} pictures of {a.height}×{a.width} pixels "
-        f"({data.pictures}), and shows why: it changes a picture just enough to be read as "
-        "another class. It can because its network runs both ways (a normalising flow): from a "
+        f"({data.pictures}), and shows why: it changes a picture until it is convinced "
+        "of another class. It can because its network runs both ways (a normalising flow): from a "
         "picture to numbers that say the class, and from changed numbers back to a picture."
     )
 

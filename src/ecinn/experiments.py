@@ -60,7 +60,7 @@ class Experiment:
     averaging: float = 0.999
     """Decay of the exponential moving average whose weights are kept."""
     attribute_weight: float = 0.0
-    """Of reading all other attributes of an image linearly from its latent (mean cross-entropy):
+    """Of reading all attributes of an image linearly from its latent (mean cross-entropy):
     what else is known of the training images keeps the network from learning them by heart."""
     teaching: float = 0.0
     """Share of a teacher's answer in what is learned, of the class and of all attributes; the

@@ -18,7 +18,14 @@ from ecinn.model.inn import latent_frequencies
 from ecinn.pixels import to_pixels
 from ecinn.precision import exact_convolutions
 from ecinn.stored_weights import stored_precision
-from ecinn.typicality import FITTED, Typicality, fit_log_p, fit_pose, fit_texture
+from ecinn.typicality import (
+    FITTED,
+    Typicality,
+    band_energies,
+    fit_log_p,
+    fit_pose,
+    fit_texture,
+)
 
 
 @torch.no_grad()
@@ -42,8 +49,11 @@ def finish(
     frequency = latent_frequencies(experiment.architecture)
     if frequency is not None:
         predicted = equations.log_posterior(z, classifier.mu).argmax(1)
-        texture = fit_texture(z - mu_bar[predicted], frequency.to(device))
-        typicality = replace(typicality, texture=texture)
+        frequency = frequency.to(device)
+        # In parts: of many images the latents fit once into memory, not three times.
+        parts = zip(z.split(500), predicted.split(500), strict=True)
+        energies = torch.cat([band_energies(some - mu_bar[p], frequency) for some, p in parts])
+        typicality = replace(typicality, texture=fit_texture(energies, frequency))
     if experiment.upright:
         generator = torch.Generator().manual_seed(experiment.seed)
         misplaced = misplace(data.images[: min(FITTED, len(data) // 2)], generator)

@@ -1,6 +1,7 @@
 """Training: a loop that can be interrupted, resumed to the same weights, and is fast on a GPU."""
 
 import contextlib
+import hashlib
 import math
 import platform
 import time
@@ -19,6 +20,7 @@ from ecinn.experiments import Experiment
 from ecinn.files import output_folder
 from ecinn.finishing import finish
 from ecinn.optimisation import OptimisationStep
+from ecinn.pixels import to_pixels
 from ecinn.precision import exact_convolutions
 from ecinn.refinement import RefinementStep, second_stage
 from ecinn.training_state import EpochRecord, RefinementState, TrainingState, as_json
@@ -77,38 +79,70 @@ def train(
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} holds a run already: resume it, or choose another folder")
-    if experiment.teaching and teacher is None:
-        raise InputError(f"{experiment.name} learns from a teacher: give one (ecinn teacher)")
-    if teacher is not None:
-        if not experiment.teaching or data.attribute is None:
-            raise InputError(f"{experiment.name} learns from no teacher: leave it out")
-        teacher = teacher.to(device)
+    teacher, taught_by = _ready(teacher, experiment, data, device)
     how = _How(folder, device, resume, observe, save_every, teacher)
     first = folder / FIRST_STAGE_FILE
     if resume and first.exists():
         pretrained = load_checkpoint(first)
+    elif not resume:
+        # What an interrupted run of something else left must not be taken up later.
+        first.unlink(missing_ok=True)
+    finished: list[Checkpoint] = []
     if pretrained is None:
         state = _first_state(experiment, data, start, device)
-        pretrained = _stage(experiment, data, state, OptimisationStep, STATE_FILES[0], how)
-        if start is not None:
-            record = {"start": start.experiment.name, **pretrained.training}
-            pretrained = replace(pretrained, training=record)
+        begun = {} if start is None else {"start": start.experiment.name}
+        state.origin = begun | taught_by
+        finished = _stage(experiment, data, state, OptimisationStep, STATE_FILES[0], how)
+        pretrained = finished[0]
     else:
         _require_same_layers(pretrained, experiment)
-    if experiment.refinement is None:
-        checkpoint = pretrained
-    else:
+        finished = [pretrained]
+    if experiment.refinement is not None:
         save_checkpoint(pretrained, first)
         stage = second_stage(experiment)
         refined = RefinementState.refine(pretrained, stage, device, _attributes(stage, data))
-        checkpoint = _stage(stage, data, refined, RefinementStep, STATE_FILES[1], how)
+        refined.origin = taught_by
+        finished = _stage(stage, data, refined, RefinementStep, STATE_FILES[1], how)
         first_stage = {"settings": as_json(pretrained.experiment), **pretrained.training}
-        record = {"first_stage": first_stage, **checkpoint.training}
         # How long the first stage was is what its model says, whatever was asked for since.
         experiment = replace(experiment, epochs=pretrained.experiment.epochs)
-        checkpoint = replace(checkpoint, experiment=experiment, training=record)
-    save_checkpoint(checkpoint, folder / MODEL_FILE)
-    return checkpoint
+        finished = [
+            replace(
+                checkpoint,
+                experiment=replace(experiment, stored_bits=checkpoint.experiment.stored_bits),
+                training={"first_stage": first_stage, **checkpoint.training},
+            )
+            for checkpoint in finished
+        ]
+    for checkpoint, name in zip(finished, (MODEL_FILE, UNROUNDED_FILE), strict=False):
+        save_checkpoint(checkpoint, folder / name)
+    return finished[0]
+
+
+def _ready(
+    teacher: nn.Module | None, experiment: Experiment, data: Dataset, device: torch.device
+) -> tuple[nn.Module | None, dict[str, str]]:
+    """The teacher on its device, tried on one image; and a name that tells it from others."""
+    if not experiment.teaching and teacher is None:
+        return None, {}
+    if data.attributes is None or data.attribute is None:
+        raise InputError(f"{experiment.dataset} has no attributes to be taught: leave it out")
+    if teacher is None:
+        raise InputError(f"{experiment.name} learns from a teacher: give one (ecinn teacher)")
+    if not experiment.teaching:
+        raise InputError(f"{experiment.name} learns from no teacher: leave it out")
+    teacher = teacher.to(device)
+    with torch.no_grad():
+        answer = teacher(to_pixels(data.images[:1].to(device)))
+    if answer.shape != (1, data.attributes.shape[1]):
+        raise InputError(
+            f"the teacher knows {answer.shape[-1]} attributes and the data has "
+            f"{data.attributes.shape[1]}: train one on this data"
+        )
+    digest = hashlib.sha256()
+    for value in teacher.state_dict().values():
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return teacher, {"teacher": digest.hexdigest()[:16]}
 
 
 def _first_state(
@@ -156,8 +190,11 @@ def _stage(
     step_class: Callable[[Experiment, Dataset, State, torch.device], OptimisationStep],
     name: str,
     how: _How,
-) -> Checkpoint:
-    """Run one stage to its end and measure what came out."""
+) -> list[Checkpoint]:
+    """Run one stage to its end and measure what came out; if it is rounded to 8 bits, also before.
+
+    So that what rounding costs can be told.
+    """
     state_file = how.folder / name
     with _own_randomness(how.device):
         if how.resume and state_file.exists():
@@ -165,13 +202,14 @@ def _stage(
         state.teacher = how.teacher
         step = step_class(stage, data, state, how.device)
         _run(stage, data, state, step, state_file, how)
-    record = _record(stage, data, state, how.device)
+        del step  # its memory is needed to measure all images
+    record = {**state.origin, **_record(stage, data, state, how.device)}
     weights = state.average.state_dict()
-    if stage.stored_bits < 16:
-        # So that what rounding costs can be measured.
-        exact = finish(replace(stage, stored_bits=32), data, weights, how.device, record)
-        save_checkpoint(exact, how.folder / UNROUNDED_FILE)
-    return finish(stage, data, weights, how.device, record)
+    bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
+    return [
+        finish(replace(stage, stored_bits=each), data, weights, how.device, record)
+        for each in bits
+    ]
 
 
 def _run(

@@ -43,10 +43,12 @@ class TrainingState:
     seconds: float = 0.0
     curve: list[EpochRecord] = field(default_factory=list)
     readout: nn.Linear | None = None
-    """Reads the other attributes of an image from its latent; no part of the model."""
+    """Reads all attributes of an image from its latent; no part of the model."""
     readout_optimiser: torch.optim.AdamW | None = None
     teacher: nn.Module | None = None
     """Gives the log-odds of every attribute of an image; it does not change, nor is it kept."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """What the run was given beside its settings: whose layers it began with, which teacher."""
 
     @classmethod
     def start(
@@ -128,6 +130,7 @@ class TrainingState:
         """Write everything to one safetensors file."""
         curve = [asdict(record) for record in self.curve]
         about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
+        about["origin"] = self.origin
         write_tensors(path, self.tensors(), about | {"experiment": asdict(experiment)})
 
     def restore(self, path: Path, experiment: Experiment) -> None:
@@ -137,6 +140,12 @@ class TrainingState:
             raise InputError(
                 f"{path} belongs to other settings than {experiment.name!r} has now: "
                 "train into a new folder"
+            )
+        if about.get("origin", {}) != self.origin:
+            given = ", ".join(f"{k} {v}" for k, v in about.get("origin", {}).items())
+            raise InputError(
+                f"{path} was begun with {given or 'neither a start nor a teacher'}: "
+                "give the same to go on"
             )
         for prefix, network in self.networks.items():
             start = f"{prefix}."

@@ -21,6 +21,7 @@ FITTED = 4000
 
 Latents = Float[Tensor, "batch dim"]
 PerImage = Float[Tensor, " batch"]
+Frequency = Int[Tensor, " dim"]
 
 
 class Texture(NamedTuple):
@@ -38,8 +39,11 @@ class Texture(NamedTuple):
     """Of the squared Mahalanobis distance."""
 
     def distance(self, residual: Latents) -> PerImage:
+        """Of latents, less the mean of their class."""
+        return self.distance_of(band_energies(residual, self.frequency))
+
+    def distance_of(self, energies: Float[Tensor, "batch frequencies"]) -> PerImage:
         """‖W(e − ē)‖², squared Mahalanobis."""
-        energies = band_energies(residual, self.frequency)
         return ((energies - self.mean) @ self.whitening.T).square().sum(1)
 
 
@@ -95,16 +99,15 @@ def fit_log_p(log_p: PerImage) -> tuple[float, float]:
     return low, high
 
 
-def fit_texture(residual: Latents, frequency: Int[Tensor, " dim"]) -> Texture:
+def fit_texture(energies: Float[Tensor, "batch frequencies"], frequency: Frequency) -> Texture:
     """Mean and covariance of the energies, and where the rarest begin."""
-    energies = band_energies(residual, frequency)
     mean = energies.mean(0)
     covariance = torch.cov(energies.T.double()).reshape(len(mean), len(mean))
     # A little of the identity: frequencies of few latents must not make it singular.
     ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(mean), device=mean.device)
     whitening = torch.linalg.inv(torch.linalg.cholesky(covariance + ridge)).to(mean.dtype)
     texture = Texture(frequency, mean, whitening, 0.0)
-    limit = float(texture.distance(residual).double().quantile(1 - RARE))
+    limit = float(texture.distance_of(energies).double().quantile(1 - RARE))
     return texture._replace(limit=limit)
 
 

@@ -44,6 +44,9 @@ def faces_benchmark(
     for name, model in loaded.items():
         if not model.checkpoint.experiment.dataset.startswith("celeba/"):
             raise InputError(f"{name} is no model of faces: leave it out")
+    labels = [model.checkpoint.experiment.name for model in loaded.values()]
+    if len(set(labels)) < len(labels):
+        raise InputError("two of these are the same experiment: measure them one by one")
     others = {name: _inception_error(inception, model) for name, model in loaded.items()}
     folder = output_folder(out_dir)
     command = f"ecinn benchmark faces --celeba DIR --models {','.join(names)} --n {n}"

@@ -89,6 +89,11 @@ def train(
         settings = dataclasses.replace(
             settings, refinement=refinement if refinement.epochs else None
         )
+    elif any(
+        given is not None
+        for given in (refine_epochs, refine_learning_rate, proximity, faithfulness, realism)
+    ):
+        raise InputError(f"{experiment} has no second stage: leave its options out")
     if start is not None and resume:
         raise InputError("--from begins a run, --resume goes on with one: leave one out")
     if start is not None and settings.refinement is None:

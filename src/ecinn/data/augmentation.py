@@ -27,7 +27,7 @@ class Augmentation:
     flip: bool = False
     """Mirror half of the images."""
     share: float = 1.0
-    """Share of the images that are changed at all."""
+    """Share of the images that are moved, turned or scaled at all; mirroring is apart."""
 
 
 def augment(images: Images, settings: Augmentation, generator: torch.Generator) -> Images:

@@ -21,7 +21,7 @@ class Dataset:
     labels: Int[Tensor, " batch"]
     class_names: tuple[str, ...]
     attributes: UInt8[Tensor, "batch attributes"] | None = None
-    """What else is known of every image, 0 or 1, where there is something."""
+    """All that is known of every image, 0 or 1, where there is more than its label."""
     attribute: int | None = None
     """Which of the attributes the label is."""
 
