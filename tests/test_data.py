@@ -181,7 +181,7 @@ def test_colour_models_get_colour_at_their_size() -> None:
     fitted = fit_photograph(Image.new("RGB", (100, 80), (200, 100, 0)), (3, 64, 64), digit=False)
     assert fitted.image.shape == (3, 64, 64)
     assert fitted.image.float().mean((1, 2)).tolist() == [200, 100, 0]
-    assert fitted.notes == ("resized from 100×80 to 64×64",)
+    assert fitted.notes == ("resized from 100×80 to 64×64, stretched",)
 
 
 def test_a_blank_page_is_no_error() -> None:

@@ -56,7 +56,8 @@ def fit_photograph(
     if digit:
         flat = _frame_digit(flat, (width, height), notes)
     elif flat.size != (width, height):
-        notes.append(f"resized from {flat.width}×{flat.height} to {width}×{height}")
+        stretched = "" if flat.width * height == flat.height * width else ", stretched"
+        notes.append(f"resized from {flat.width}×{flat.height} to {width}×{height}{stretched}")
         flat = flat.resize((width, height), Image.Resampling.LANCZOS)
     array = np.array(flat, dtype=np.uint8).reshape(height, width, channels)
     return Photograph(torch.from_numpy(array.transpose(2, 0, 1).copy()), tuple(notes))
