@@ -50,7 +50,7 @@ def test_importance_sums_magnitudes_so_that_colours_do_not_cancel(maps) -> None:
 
 @pytest.mark.parametrize("insertion", [False, True])
 @pytest.mark.parametrize("steps", [1, 5, 12, 30])
-def test_curve_replaces_whole_pixels_one_by_one(steps, insertion, uniform) -> None:
+def test_curve_replaces_whole_pixels_one_by_one(steps, insertion, uniform, generator) -> None:
     x, other, s = uniform(4, 3, 4, 3), uniform(4, 3, 4, 3), uniform(4, 4, 3)
     weights = uniform(36) - 0.5
     calls = []
@@ -59,8 +59,16 @@ def test_curve_replaces_whole_pixels_one_by_one(steps, insertion, uniform) -> No
         calls.append(len(images))
         return (images.flatten(1) @ weights).sin()
 
-    curve = replacing.replacement_curve(score, x, other, s, insertion=insertion, steps=steps)
+    options = {"insertion": insertion, "steps": steps}
+    curve = replacing.replacement_curve(score, x, other, s, generator=generator, **options)
     assert calls == [4] * (steps + 1)
+    ends = score(x), score(other)
+    calls.clear()
+    same = replacing.replacement_curve(
+        score, x, other, s, generator=generator, ends=ends, **options
+    )
+    assert calls == [4] * (steps - 1)
+    assert torch.equal(same, curve)
     for i in range(4):
         order = sorted(np.ndindex(4, 3), key=lambda at: -float(s[i][at]))
         for step in range(steps + 1):
@@ -70,7 +78,7 @@ def test_curve_replaces_whole_pixels_one_by_one(steps, insertion, uniform) -> No
             assert float(curve[i, step]) == pytest.approx(float(score(mixed[None])))
 
 
-def test_curve_of_a_linear_score_is_a_cumulative_sum(uniform) -> None:
+def test_curve_of_a_linear_score_is_a_cumulative_sum(uniform, generator) -> None:
     """Every pixel gives what its weights give; sorted by that, no order falls faster."""
     x, other, weights = uniform(5, 2, 3, 4), uniform(5, 2, 3, 4), uniform(2, 3, 4)
     gain = ((x - other) * weights).sum(1)
@@ -78,7 +86,7 @@ def test_curve_of_a_linear_score_is_a_cumulative_sum(uniform) -> None:
     def score(images: Tensor) -> Tensor:
         return (images * weights).sum((1, 2, 3))
 
-    steps = {"insertion": False, "steps": 12}
+    steps = {"insertion": False, "steps": 12, "generator": generator}
     curve = replacing.replacement_curve(score, x, other, gain, **steps)
     falls = gain.flatten(1).sort(1, descending=True).values.cumsum(1)
     expected = torch.cat([score(x)[:, None], score(x)[:, None] - falls], 1)
@@ -89,36 +97,50 @@ def test_curve_of_a_linear_score_is_a_cumulative_sum(uniform) -> None:
         assert (replacing.area_under_curve(slower) > area).all()
 
 
-def test_equally_important_pixels_go_in_reading_order() -> None:
-    x, other = torch.zeros(1, 1, 20, 30), torch.ones(1, 1, 20, 30)
-    s = torch.zeros(1, 20, 30)
-    s[0, 7, 5] = 1
-    seen = []
+def test_equally_important_pixels_go_by_lot() -> None:
+    x, other = torch.zeros(2, 1, 20, 30), torch.ones(2, 1, 20, 30)
+    s = torch.zeros(2, 20, 30)
+    s[:, 7, 5], s[:, 3, 1] = 1, -1
 
-    def score(images: Tensor) -> Tensor:
-        seen.append(images.flatten())
-        return images.sum((1, 2, 3))
+    def order(seed: int) -> list[list[int]]:
+        seen = []
 
-    replacing.replacement_curve(score, x, other, s, insertion=False, steps=600)
-    first = [int((after - before).argmax()) for before, after in pairwise(seen)]
-    place = 7 * 30 + 5
-    assert first == [place, *(i for i in range(600) if i != place)]
+        def score(images: Tensor) -> Tensor:
+            seen.append(images.flatten(1))
+            return images.sum((1, 2, 3))
+
+        ends = score(x), score(other)
+        generator = torch.Generator().manual_seed(seed)
+        options = {"insertion": False, "steps": 600, "generator": generator, "ends": ends}
+        replacing.replacement_curve(score, x, other, s, **options)
+        changed = [x.flatten(1), *seen[2:], other.flatten(1)]
+        return torch.stack([b - a for a, b in pairwise(changed)]).argmax(2).T.tolist()
+
+    one, again, another = order(0), order(0), order(1)
+    assert one == again
+    for pixels in (*one, *another):
+        assert (pixels[0], pixels[-1]) == (7 * 30 + 5, 3 * 30 + 1)
+        assert sorted(pixels) == list(range(600))
+        # With reading order the correlation is 1; by lot its standard deviation is 0.04.
+        assert abs(scipy.stats.spearmanr(pixels[1:-1], range(598)).statistic) < 0.2
+    assert len({tuple(pixels) for pixels in (*one, *another)}) == 4
 
 
-def test_curve_keeps_no_gradient_and_refuses_what_is_not_a_score(uniform) -> None:
+def test_curve_keeps_no_gradient_and_refuses_what_is_not_a_score(uniform, generator) -> None:
     x, weights = uniform(2, 1, 2, 2), uniform(4, 3).requires_grad_()
     arguments = x, 1 - x, uniform(2, 2, 2)
 
     def score(images: Tensor) -> Tensor:
         return images.flatten(1) @ weights[:, 0]
 
-    assert not replacing.replacement_curve(score, *arguments, insertion=True).requires_grad
+    how = {"insertion": True, "generator": generator}
+    curve = replacing.replacement_curve(score, *arguments, **how)
+    assert not curve.requires_grad
+    assert curve.shape == (2, replacing.STEPS + 1)
     with pytest.raises(InputError, match="one number for each of 2 images"):
-        replacing.replacement_curve(
-            lambda images: images.flatten(1) @ weights, *arguments, insertion=True
-        )
+        replacing.replacement_curve(lambda images: images.flatten(1) @ weights, *arguments, **how)
     with pytest.raises(InputError, match="at least one step"):
-        replacing.replacement_curve(score, *arguments, insertion=True, steps=0)
+        replacing.replacement_curve(score, *arguments, steps=0, **how)
 
 
 def test_area_of_a_step_of_a_line_and_of_any_curve(uniform) -> None:

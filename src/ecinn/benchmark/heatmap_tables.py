@@ -1,150 +1,50 @@
-"""What was measured of heatmaps: as data, as tables, and as a sheet to look at."""
+"""What was measured of heatmaps: as tables, and as a sheet to look at."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor
 
+from ecinn.benchmark.heatmap_results import (
+    LABELS,
+    RANDOM_ORDER,
+    Baseline,
+    Block,
+    Comparison,
+    HeatmapBenchmark,
+    Measure,
+    Section,
+    Shown,
+)
 from ecinn.benchmark.quality import CUES
-from ecinn.benchmark.side_by_side import Pairs
 from ecinn.benchmark.tables import NONE, Table
-from ecinn.explanation import Images
 from ecinn.heatmap_pictures import HeatmapColumn, heatmap_sheet
 from ecinn.metrics.intervals import Interval
-
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "ecinn": "ECINNh",
-        "integrated_gradients": "Integrated Gradients",
-        "deep_lift": "DeepLift",
-        "deep_lift_shap": "DeepLiftSHAP",
-        "gradient_shap": "GradientSHAP",
-    }
-)
-RANDOM_ORDER = "random order"
-SHOWN = 4
-
-Section = Literal[
-    "replacement", "cross-check", "localisation", "noise", "stability", "random weights"
-]
-Verdict = Literal["better", "worse", "no difference", "more", "less"]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number per image."""
-
-    section: Section
-    name: str
-    better: Literal["more", "less"] | None
-    """None where neither is: it is only told."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """ECINNh minus the other method, on the same images."""
-
-    difference: Interval
-    verdict: Verdict
-    """Of ECINNh; "more" and "less" where neither is better."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one map."""
-
-    passes: int
-    seconds: float
-    """Wall-clock, in batches."""
-    times_ecinn: float
-    """Seconds over ECINNh's."""
-
-
-@dataclass(frozen=True)
-class Convergence:
-    """Medians over images of how far a map's sum is from the output's change."""
-
-    delta: float
-    relative: float
-    """Over the output's change."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was measured of one method."""
-
-    method: str
-    figures: Mapping[str, Interval]
-    """By the measure's name."""
-    against: Mapping[str, Comparison]
-    """Empty for ECINNh itself."""
-    cost: Cost | None = None
-    convergence: Convergence | None = None
-
-
-@dataclass(frozen=True)
-class Block:
-    """All methods on one network."""
-
-    network: str
-    same_prediction: float
-    """Share of the images that this network reads as the INN does."""
-    measures: tuple[Measure, ...]
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True)
-class HeatmapBenchmark:
-    """All blocks, and what they were measured on."""
-
-    dataset: str
-    n: int
-    checked: int
-    """Of these images only, where maps are made again."""
-    seed: int
-    batch_size: int
-    blocks: tuple[Block, ...]
-    noise: float
-    """Added to the images for stability; a standard deviation."""
-    density: tuple[Row, ...]
-    """The gradient methods on the INN's other logit."""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The first images with the INN's counterfactuals and everybody's maps of them."""
-
-    pairs: Pairs
-    counterfactuals: UInt8[Tensor, "batch channels height width"]
-    maps: Mapping[tuple[str, str], Images]
-    """By network and method."""
-    other_pair: Mapping[str, tuple[bool, ...]]
-    """By network: which of its maps are of another p and q than the INN's."""
-
-
-def verdict(difference: Interval, better: Literal["more", "less"] | None) -> Verdict:
-    """What an interval of ECINNh − other says of ECINNh."""
-    if difference.low <= 0 <= difference.high:
-        return "no difference"
-    if better is None:
-        return "more" if difference.low > 0 else "less"
-    return "better" if (difference.low > 0) == (better == "more") else "worse"
-
+from ecinn.metrics.replacement import STEPS
 
 CAPTIONS: Mapping[Section, str] = MappingProxyType(
     {
         "replacement": "The probability of p, by the network that is explained, while pixels are "
-        "replaced in the map's order (deletion) or come back (insertion), in 20 steps. What the "
-        "counterfactual's pixels replace favours ECINNh, which made that counterfactual: look at "
-        "blur and noise first. Both leave the images that the network knows.",
-        "cross-check": "The same images, read by the CNN. The maps are explanations of the INN: "
-        "what the CNN says of them is a cross-check, not a measure of how they explain it.",
+        f"replaced (deletion) or come back (insertion), in {STEPS} steps. The gradient methods' "
+        "maps are signed: their pixels go in the order of evidence for p, −Σ h over channels. "
+        "ECINNh tells what changes and has no such sign: its order is |h|. The rows by |h| take "
+        "that order for all, which the signed maps are not made for: they are only shown, and "
+        "ECINNh is compared with the signed order. What the counterfactual's pixels replace "
+        "favours ECINNh, which made that counterfactual: look at blur and noise first. Both leave "
+        "the images that the network knows.",
+        "cross-check": "The first of the same images in the same orders, read by the CNN. The "
+        "maps are explanations of the INN: what the CNN says of them is a cross-check, not a "
+        "measure of how they explain it.",
         "noise": "Total variation is 2√2 for Gaussian noise; spatial coherence (Moran's I) is 1 "
         "where smooth and 0 for noise.",
+    }
+)
+BASELINES: Mapping[Baseline, str] = MappingProxyType(
+    {
+        "mean": "Integrated Gradients and DeepLift compare with the mean of a sample of training "
+        "images.",
+        "black": "Integrated Gradients and DeepLift compare with black, which handicaps them "
+        "where what is dark matters.",
     }
 )
 TITLES: Mapping[Section, str] = MappingProxyType(
@@ -194,7 +94,7 @@ def lost(block: Block) -> dict[str, list[str]]:
 def _section_table(result: HeatmapBenchmark, block: Block, section: Section) -> Table:
     measures = [measure for measure in block.measures if measure.section == section]
     rows = [row for row in block.rows if any(m.name in row.figures for m in measures)]
-    n = result.checked if section in ("stability", "random weights") else result.n
+    n = result.n if section in ("replacement", "localisation", "noise") else result.checked
     return Table(
         f"{block.network}: {TITLES[section]} ({result.dataset}, {n} random test images)",
         ("measure", *(column(block, row.method) for row in rows)),
@@ -215,12 +115,16 @@ def _caption(result: HeatmapBenchmark, section: Section) -> str:
         return (
             "Shares of the importance, and their density, where 1 is chance, in fixed regions of "
             "an aligned face. What the network looks at is not known: arrows say where people "
-            "would look for the attribute."
+            f"would look for the attribute. {BASELINES[result.baseline]}"
         )
     if section == "localisation":
+        marks = {
+            "mean": "In that mean all marks are faint, so q's, which is black, counts little.",
+            "black": "So is q's mark, which gets next to nothing.",
+        }
         return (
-            "Only the marks of p and q tell these classes apart. Integrated Gradients and "
-            "DeepLift compare with black, so q's mark, which is black, gets next to nothing."
+            "Only the marks of p and q tell these classes apart. "
+            f"{BASELINES[result.baseline]} {marks[result.baseline]}"
         )
     if section == "noise" and result.dataset in CUES:
         return (
@@ -236,6 +140,8 @@ def _caption(result: HeatmapBenchmark, section: Section) -> str:
             "smooth maps are less unlike by chance than two noisy ones; the gradient methods' "
             "have x minus a baseline as a factor, which keeps ranks whatever the network is."
         )
+    if section in ("replacement", "cross-check"):
+        return f"{CAPTIONS[section]} {BASELINES[result.baseline]}"
     return CAPTIONS[section]
 
 
@@ -267,13 +173,20 @@ def _cost_table(result: HeatmapBenchmark, block: Block) -> Table:
             )
     return Table(
         f"{block.network}: cost and convergence",
-        ("method", "passes", "seconds each", "times ECINNh's", "median |δ|", "of output change"),
+        (
+            "method",
+            "passes",
+            "seconds each",
+            "times ECINNh's",
+            "median size of δ",
+            "of output change",
+        ),
         tuple(rows),
         (
             f"Seconds are wall-clock of this run, in batches of {result.batch_size}, the gradient "
             "methods' with the outputs that δ needs. δ is the convergence delta: the map's sum "
             "minus the change of the log-odds that it should add up to. ECINNh's map is a change "
-            "of the image, which adds up to nothing.",
+            f"of the image, which adds up to nothing. {BASELINES[result.baseline]}",
         ),
     )
 
@@ -282,13 +195,6 @@ def _comparison_table(block: Block) -> Table:
     others = [row for row in block.rows if row.against]
     losses = lost(block)
     words = "; ".join(f"{name} (against {', '.join(them)})" for name, them in losses.items())
-    judged = [
-        comparison.verdict
-        for row in others
-        if row.method != RANDOM_ORDER
-        for comparison in row.against.values()
-        if comparison.verdict not in ("more", "less")
-    ]
     ecinn = column(block, "ecinn")
     return Table(
         f"{block.network}: {ecinn} minus every other method, on the same images",
@@ -296,43 +202,63 @@ def _comparison_table(block: Block) -> Table:
         tuple(
             (_named(measure), *(_compared(row.against.get(measure.name)) for row in others))
             for measure in block.measures
+            if measure.role != "shown"
         ),
         (
             f"**ECINNh loses on: {words}.**" if losses else "ECINNh loses on nothing here.",
-            f"Better, worse or no difference: what the 95 % interval of the paired difference "
-            f"says of ECINNh. Beside {RANDOM_ORDER}, which is only a control, it is better in "
-            f"{judged.count('better')} and worse in {judged.count('worse')} of {len(judged)}. "
-            "Where nothing differs, one in twenty is said to. The counterfactual's pixels favour "
-            "ECINNh, which made it.",
+            "Better, worse or no difference: what the 95 % interval of the paired difference says "
+            f"of ECINNh. {_tally(block)}Where nothing differs, one in twenty is said to. "
+            "Pixels go in the order of |h| for ECINNh and of evidence for p for the signed maps "
+            "of the others. The counterfactual's pixels favour ECINNh, which made it.",
             *_about_network(block),
         ),
     )
 
 
+def _tally(block: Block) -> str:
+    """How often ECINNh is better and worse; nothing where it explains another network."""
+    if block.network != "INN":
+        return ""
+    counted = [measure.name for measure in block.measures if measure.role == "counted"]
+    judged = [
+        row.against[name].verdict
+        for row in block.rows
+        if row.method != RANDOM_ORDER
+        for name in counted
+        if name in row.against and row.against[name].verdict not in ("more", "less")
+    ]
+    return (
+        f"It is better in {judged.count('better')} and worse in {judged.count('worse')} of "
+        f"{len(judged)}, not counting {RANDOM_ORDER}, which is a control, what follows from "
+        "another measure (densities; the background from the face), the counterfactual's pixels "
+        "and random weights. "
+    )
+
+
 def _density_table(result: HeatmapBenchmark) -> Table:
-    linear = {row.method: row.convergence for row in result.blocks[0].rows}
     rows = []
-    for row in result.density:
-        own, fair = row.convergence, linear[row.method]
-        assert own is not None
-        assert fair is not None
-        deltas = (f"{own.delta:.3g}", f"{own.relative:.2%}", f"{fair.relative:.2%}")
+    for density, linear in zip(result.density, result.linear, strict=True):
+        both = (density, linear)
+        deltas = [row.convergence for row in both if row.convergence is not None]
         names = ("total variation", "spatial coherence")
-        rows.append((LABELS[row.method], *deltas, *(_figure(row.figures[name]) for name in names)))
+        rows.append(
+            (
+                LABELS[density.method],
+                *(f"{each.delta:.3g}" for each in deltas),
+                *(f"{each.relative:.2%}" for each in deltas),
+                *(_figure(row.figures[name]) for name in names for row in both),
+            )
+        )
+    heads = ("median size of δ", "of output change", "total variation", "spatial coherence")
+    logits = ("density", "linear")
     return Table(
-        f"INN, the density as logit ({result.checked} images)",
-        (
-            "method",
-            "median |δ|",
-            "of output change",
-            "with the linear logit",
-            "total variation",
-            "spatial coherence",
-        ),
+        f"INN, the density as logit, and the linear one ({result.checked} images)",
+        ("method", *(f"{head}, {logit}" for head in heads for logit in logits)),
         tuple(rows),
         (
             "−½‖z − μ_y‖² of all classes y has the same posterior as z·μ_y − ½‖μ_y‖², which all "
-            "other tables attribute, and is what a library that asks for one class's output gets.",
+            "other tables attribute, and is what a library that asks for one class's output gets. "
+            "Both are of the same images.",
         ),
     )
 

@@ -4,17 +4,19 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from typing import get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ecinn.benchmark.heatmap_tables import (
+from ecinn.benchmark.heatmap_curves import COUNTERFACTUAL, Reader, posterior
+from ecinn.benchmark.heatmap_measures import likeness, localisation, noisiness
+from ecinn.benchmark.heatmap_results import (
     LABELS,
     RANDOM_ORDER,
     SHOWN,
+    Baseline,
     Block,
     Comparison,
     Convergence,
@@ -22,21 +24,19 @@ from ecinn.benchmark.heatmap_tables import (
     HeatmapBenchmark,
     Measure,
     Row,
-    Section,
     Shown,
     verdict,
 )
-from ecinn.benchmark.quality import CUES, Observe
+from ecinn.benchmark.quality import Observe
 from ecinn.benchmark.random_weights import randomised_cnn, randomised_inn
 from ecinn.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.data.dataset import Dataset
-from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.errors import InputError
 from ecinn.evaluation import random_offsets
 from ecinn.explanation import Images
 from ecinn.heatmaps import (
+    DEFAULTS,
     METHODS,
-    Classes,
     ExplainedINN,
     HeatmapMethod,
     Heatmaps,
@@ -45,34 +45,27 @@ from ecinn.heatmaps import (
     heatmaps,
 )
 from ecinn.metrics import heatmaps as metrics
-from ecinn.metrics.heatmaps import Importance, PerImage
-from ecinn.metrics.intervals import Interval, confidence_interval
-from ecinn.metrics.replacement import area_under_curve, blurred, noise_like, replacement_curve
-from ecinn.model.classifier import GenerativeClassifier
+from ecinn.metrics.heatmaps import PerImage
+from ecinn.metrics.intervals import Interval, confidence_interval, paired_difference_interval
+from ecinn.metrics.replacement import blurred, noise_like
 from ecinn.pixels import to_pixels, to_uint8
-from ecinn.precision import exact_convolutions
 from ecinn.pretrained import Model
 
-BATCH_SIZE = {"cpu": 32, "cuda": 128}
+BATCH_SIZE = {"cpu": 32, "cuda": 100}
 """Images at once with gradients; without them four times as many."""
 CHECKED = 100
-"""Stability, random weights and the other logit take all maps again: of the first images only."""
+"""So many at a time draw their baselines. Stability, random weights and the other logit take all
+maps again, and a cross-check another network: of the first so many only."""
 SAMPLE = 200
-"""Training images that μ̄ of random weights is measured on; the SHAP methods' are among them."""
+"""Training images that μ̄ of random weights is measured on; their mean is the baseline of
+Integrated Gradients and DeepLift, and the first of them are the SHAP methods'."""
+NORMED = 32
+"""Of them that the batch norms of random weights are fitted to."""
 RESAMPLES = 1000
 BLUR = 0.1
 """Standard deviation of the blur, of the shorter side."""
 NOISE = 0.01
 """Standard deviation of the noise that a map should stand, in pixels of [0, 1]."""
-ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Smiling": ("mouth",),
-        "High_Cheekbones": ("cheeks",),
-        "Wearing_Lipstick": ("mouth",),
-        "Heavy_Makeup": ("mouth", "eyes", "cheeks"),
-    }
-)
-"""Where people would look; what the network looks at nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +91,7 @@ class Bench:
 
     dataset: str
     methods: tuple[HeatmapMethod, ...]
+    baseline: Float[Tensor, "channels height width"]
     baselines: Images
     checked: int
     seed: int
@@ -107,120 +101,68 @@ class Bench:
     def make(
         self, subject: Subject, x: Images, p: Tensor, q: Tensor, method: HeatmapMethod, what: str
     ) -> Made:
-        """Maps in batches; those of the first images do not depend on how many follow them."""
+        """Maps that depend neither on the batch size nor, the first ones', on how many follow."""
         rows = torch.arange(len(x), device=x.device)
-        size, first = self.batch_size, self.checked
-        parts, began = [], time.perf_counter()
-        for part in (*rows[:first].split(size), *rows[first:].split(size)):
-            if not len(part):
-                continue
-            made = heatmaps(
-                subject.of(method),
-                x[part],
-                p[part],
-                q[part],
-                method,
-                baselines=self.baselines,
-                batch_size=size,
-            )
+        generator = torch.Generator().manual_seed(self.seed)
+        parts = []
+        began = _seconds(x.device)
+        for part in rows.split(self.checked):
+            made = self._maps(subject, x[part], p[part], q[part], method, generator)
             parts.append(made)
             self.observe(what, int(part[-1]) + 1, len(x))
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
-        seconds = time.perf_counter() - began
+        seconds = _seconds(x.device) - began
         maps = torch.cat([part.maps for part in parts])
         changes = [part.output_change for part in parts if part.output_change is not None]
         change = torch.cat(changes) if changes else None
         return Heatmaps(method, maps, change, parts[0].passes), seconds
 
+    def warm_up(
+        self, subject: Subject, x: Images, p: Tensor, q: Tensor, method: HeatmapMethod
+    ) -> None:
+        """Two maps that nobody times: what is done first takes longer."""
+        self._maps(subject, x[:2], p[:2], q[:2], method, torch.Generator().manual_seed(0))
+
+    def _maps(
+        self,
+        subject: Subject,
+        x: Images,
+        p: Tensor,
+        q: Tensor,
+        method: HeatmapMethod,
+        generator: torch.Generator,
+    ) -> Heatmaps:
+        return heatmaps(
+            subject.of(method),
+            x,
+            p,
+            q,
+            method,
+            baseline=self.baseline,
+            baselines=self.baselines,
+            generator=generator,
+            batch_size=self.batch_size,
+        )
+
     def interval(self, values: Tensor) -> Interval:
         """Resampled alike for every measure, so that what is proportional is judged alike."""
-        generator = torch.Generator().manual_seed(self.seed)
-        return confidence_interval(values.double(), resamples=RESAMPLES, generator=generator)
+        return confidence_interval(values.double(), resamples=RESAMPLES, generator=self._resample)
+
+    def difference(self, ecinn: Tensor, other: Tensor) -> Interval:
+        """Of ECINNh − other, on the same images."""
+        return paired_difference_interval(
+            ecinn.double(), other.double(), resamples=RESAMPLES, generator=self._resample
+        )
+
+    @property
+    def _resample(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
 
 
-@torch.no_grad()
-def posterior(
-    network: GenerativeClassifier | nn.Module, x: Images, size: int
-) -> Float[Tensor, "batch classes"]:
-    """p(y|x), so many images at a time."""
-    if isinstance(network, GenerativeClassifier):
-        with exact_convolutions():
-            return torch.cat([network.log_posterior(part).exp() for part in x.split(size)])
-    return torch.cat([network(part).softmax(1) for part in x.split(size)])
-
-
-def _curves(
-    score: Callable[[Tensor], Tensor],
-    x: Images,
-    replacements: Mapping[str, Images],
-    order: Importance,
-    section: Section,
-) -> dict[Measure, PerImage]:
-    """Areas under the score of p while pixels are replaced, or come back."""
-    by = ", by the CNN" if section == "cross-check" else ""
-    areas = {}
-    for what, replacement in replacements.items():
-        for insertion in (False, True):
-            name = f"{'insertion' if insertion else 'deletion'} AUC, {what}{by}"
-            measure = Measure(section, name, "more" if insertion else "less")
-            curve = replacement_curve(score, x, replacement, order, insertion=insertion)
-            areas[measure] = area_under_curve(curve)
-    return areas
-
-
-def _localisation(dataset: str, s: Importance, p: Classes, q: Classes) -> dict[Measure, PerImage]:
-    """Where the importance is: in a planted cue's marks, or in the parts of a face."""
-
-    def measure(name: str, better: Literal["more", "less"] | None = "more") -> Measure:
-        return Measure("localisation", name, better)
-
-    kind, _, attribute = dataset.partition("/")
-    if dataset in CUES:
-        marks = CUES[dataset].stencils.to(s.device)
-        pair = marks[p] | marks[q]
-        return {
-            measure("share in the marks of p and q"): metrics.share_inside(s, pair),
-            measure("relative density in them"): metrics.relative_density(s, pair),
-            measure("pointing game"): metrics.pointing_game(s, pair).double(),
-            measure("localisation AUC"): metrics.localisation_auc(s, pair),
-            measure("share in the marks of all classes"): metrics.share_inside(s, marks.any(0)),
-        }
-    if kind != "celeba":
-        return {}
-    values = {}
-    for what, of in (("share", metrics.share_inside), ("density", metrics.relative_density)):
-        for name in REGION_NAMES:
-            wanted = name in (*ATTRIBUTE_PARTS.get(attribute, ()), "face")
-            better = "more" if wanted else "less" if name == "background" else None
-            mask = region_mask(name, *s.shape[1:]).to(s.device)
-            values[measure(f"{what}, {name}", better)] = of(s, mask)  # type: ignore[arg-type]
-    return values
-
-
-def _noise(maps: Images) -> dict[Measure, PerImage]:
-    return {
-        Measure("noise", "total variation", "less"): metrics.total_variation(maps),
-        Measure("noise", "spatial coherence", "more"): metrics.spatial_coherence(maps),
-        Measure("noise", "high-frequency share", "less"): metrics.high_frequency_share(maps),
-    }
-
-
-def _likeness(
-    section: Literal["stability", "random weights"], maps: Images, other: Images
-) -> dict[Measure, PerImage]:
-    """Of maps to those of noisy images, or of random weights, where the sign is random too."""
-    cosine = metrics.map_similarity(maps, other)
-    ranks = metrics.rank_similarity(metrics.importance(maps), metrics.importance(other))
-    if section == "stability":
-        return {
-            Measure(section, "cosine, noisy image", "more"): cosine,
-            Measure(section, "rank correlation, noisy image", "more"): ranks,
-        }
-    return {
-        Measure(section, "|cosine|, random weights", "less"): cosine.abs(),
-        Measure(section, "rank correlation, random weights", "less"): ranks,
-    }
+def _seconds(device: torch.device) -> float:
+    """The clock, when the device has done all that it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _measure(
@@ -238,47 +180,41 @@ def _measure(
     generator = torch.Generator().manual_seed(bench.seed)
     change = ecinn_heatmaps(inn.classifier, inn.mu_bar, x, p, q).maps
     replacements = {
-        "counterfactual": to_pixels(to_uint8(x + change)),
+        COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
         "blur": blurred(x, BLUR),
         "noise": noise_like(x, generator),
     }
     noise = torch.randn(x[first].shape, generator=generator).to(x)
     noisy = (x[first] + NOISE * noise).clamp(0, 1)
     any_order = torch.rand((len(x), *x.shape[2:]), generator=generator).to(x)
-    readers: dict[Section, nn.Module] = {"replacement": subject.cnn or inn.classifier}
+    size, seed = 4 * bench.batch_size, bench.seed
+    network = subject.cnn or inn.classifier
+    readers = [Reader("replacement", network, x, p, replacements, size, seed)]
     if cross is not None:
-        readers["cross-check"] = cross
-
-    def curves(order: Importance) -> dict[Measure, PerImage]:
-        areas: dict[Measure, PerImage] = {}
-        for section, network in readers.items():
-
-            def of_p(some: Tensor, network: nn.Module = network) -> Tensor:
-                answer = posterior(network, some, 4 * bench.batch_size)
-                return answer.gather(1, p[:, None])[:, 0]
-
-            areas |= _curves(of_p, x, replacements, order, section)
-        return areas
+        some = {what: images[first] for what, images in replacements.items()}
+        readers.append(Reader("cross-check", cross, x[first], p[first], some, size, seed))
 
     made: dict[str, Made] = {}
     values: dict[str, dict[Measure, PerImage]] = {}
     total = len(bench.methods) + 1
     for number, method in enumerate(bench.methods, 1):
         what = f"{name}, {LABELS[method]}"
+        bench.warm_up(subject, x, p, q, method)
         made[method] = bench.make(subject, x, p, q, method, what)
         again, _ = bench.make(subject, noisy, p[first], q[first], method, f"{what}: noise")
         other, _ = bench.make(random, x[first], p[first], q[first], method, f"{what}: random")
         maps = made[method][0].maps
-        order = metrics.importance(maps)
+        areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
         values[method] = {
-            **curves(order),
-            **_localisation(bench.dataset, order, p, q),
-            **_noise(maps),
-            **_likeness("stability", maps[first], again.maps),
-            **_likeness("random weights", maps[first], other.maps),
+            **{measure: area for each in areas for measure, area in each.items()},
+            **localisation(bench.dataset, metrics.importance(maps), p, q),
+            **noisiness(maps),
+            **likeness("stability", maps[first], again.maps),
+            **likeness("random weights", maps[first], other.maps),
         }
         bench.observe(f"{name}, pixels replaced", number, total)
-    values[RANDOM_ORDER] = curves(any_order)
+    controls = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
+    values[RANDOM_ORDER] = {measure: area for each in controls for measure, area in each.items()}
     bench.observe(f"{name}, pixels replaced", total, total)
     rows = tuple(_row(bench, method, values, made) for method in values)
     return Block(name, 1.0, tuple(values["ecinn"]), rows), made
@@ -293,8 +229,8 @@ def _row(
     figures, against = {}, {}
     for measure, mine in values[method].items():
         figures[measure.name] = bench.interval(mine)
-        if method != "ecinn":
-            difference = bench.interval(values["ecinn"][measure].double() - mine.double())
+        if method != "ecinn" and measure.role != "shown":
+            difference = bench.difference(values["ecinn"][measure], mine)
             against[measure.name] = Comparison(difference, verdict(difference, measure.better))
     if method not in made:
         return Row(method, figures, against)
@@ -311,14 +247,14 @@ def _convergence(made: Heatmaps) -> Convergence | None:
     return Convergence(float(delta.median()), float(relative.median()))
 
 
-def _density_row(
-    bench: Bench, inn: ExplainedINN, x: Images, p: Classes, q: Classes, method: HeatmapMethod
-) -> Row:
-    subject = Subject(dataclasses.replace(inn, logit="density"))
-    what = f"INN, {LABELS[method]}: density"
-    made, _ = bench.make(subject, x, p.to(x.device), q.to(x.device), method, what)
-    figures = {measure.name: bench.interval(v) for measure, v in _noise(made.maps).items()}
-    return Row(method, figures, {}, None, _convergence(made))
+def _logit_row(bench: Bench, made: Heatmaps) -> Row:
+    figures = {measure.name: bench.interval(v) for measure, v in noisiness(made.maps).items()}
+    return Row(made.method, figures, {}, None, _convergence(made))
+
+
+def _first(made: Heatmaps, n: int) -> Heatmaps:
+    change = None if made.output_change is None else made.output_change[:n]
+    return dataclasses.replace(made, maps=made.maps[:n], output_change=change)
 
 
 def require_methods(names: Sequence[str]) -> tuple[HeatmapMethod, ...]:
@@ -334,6 +270,14 @@ def require_methods(names: Sequence[str]) -> tuple[HeatmapMethod, ...]:
     return chosen
 
 
+def require_baseline(name: str) -> Baseline:
+    """One of the two."""
+    for known in get_args(Baseline):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise InputError(f"a baseline is {' or '.join(get_args(Baseline))}, not {name!r}")
+
+
 def measure_heatmaps(
     model: Model,
     data: Dataset,
@@ -344,7 +288,9 @@ def measure_heatmaps(
     n: int = 500,
     seed: int = 0,
     batch_size: int | None = None,
+    baseline: str = "mean",
     observe: Observe = lambda what, done, total: None,
+    keep: Callable[[HeatmapBenchmark], None] = lambda result: None,
 ) -> tuple[HeatmapBenchmark, Shown]:
     """All measures of all methods on random test images, and some maps to look at.
 
@@ -352,37 +298,50 @@ def measure_heatmaps(
         training: where baselines, and the means of random weights, come from.
         cnn: another network of the same classes, in evaluation mode, on the model's device.
         batch_size: images at once with gradients; by default as many as the device likes.
+        baseline: "mean" of a sample of training images, or "black", which is darker than
+            real pixels are and so handicaps Integrated Gradients and DeepLift.
+        keep: told what is measured after every network.
     """
-    chosen = require_methods(methods)
+    chosen, against = require_methods(methods), require_baseline(baseline)
     pairs = draw_pairs(model, data, n, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
     sample = model.pixels(training.images[order[:SAMPLE]])
     dataset = model.checkpoint.experiment.dataset
     size = batch_size or BATCH_SIZE.get(model.device.type, 32)
-    bench = Bench(dataset, chosen, sample, min(CHECKED, n), seed, size, observe)
+    start = sample.mean(0) if against == "mean" else torch.zeros_like(sample[0])
+    some = sample[: DEFAULTS.baselines]
+    bench = Bench(dataset, chosen, start, some, min(CHECKED, n), seed, size, observe)
     inn = ExplainedINN(model.classifier, model.mu_bar)
     random_inn = randomised_inn(model.classifier, sample, seed)
     x = model.pixels(pairs.images)
     subjects = {"INN": (Subject(inn), Subject(random_inn), pairs)}
     if cnn is not None:
-        random_cnn = randomised_cnn(cnn, sample[:size], seed)
+        random_cnn = randomised_cnn(cnn, sample[:NORMED], seed)
         p = posterior(cnn, x, 4 * size).argmax(1).cpu()
         classes = len(model.class_names)
         own = dataclasses.replace(pairs, p=p, q=(p + random_offsets(n, classes, seed)) % classes)
         subjects["CNN"] = (Subject(inn, cnn), Subject(random_inn, random_cnn), own)
-    blocks: list[Block] = []
+    result = HeatmapBenchmark(dataset, n, bench.checked, seed, size, against, (), NOISE)
+    linear: tuple[Row, ...] = ()
     maps: dict[tuple[str, str], Images] = {}
     for name, (subject, random, own) in subjects.items():
         cross = cnn if name == "INN" else None
         block, made = _measure(bench, name, subject, random, x, own, cross)
         same = float((own.p == pairs.p).double().mean())
-        blocks.append(dataclasses.replace(block, same_prediction=same))
+        block = dataclasses.replace(block, same_prediction=same)
+        result = dataclasses.replace(result, blocks=(*result.blocks, block))
+        keep(result)
+        if name == "INN":
+            some_made = [_first(made[method][0], bench.checked) for method in chosen[1:]]
+            linear = tuple(_logit_row(bench, each) for each in some_made)
         maps |= {(name, method): each.maps[:SHOWN].cpu() for method, (each, _) in made.items()}
-    first = slice(min(CHECKED, n))
-    density = tuple(
-        _density_row(bench, inn, x[first], pairs.p[first], pairs.q[first], method)
-        for method in chosen[1:]
-    )
+    first = slice(bench.checked)
+    p, q = (classes[first].to(x.device) for classes in (pairs.p, pairs.q))
+    other = Subject(dataclasses.replace(inn, logit="density"))
+    density = []
+    for method in chosen[1:]:
+        what = f"INN, {LABELS[method]}: density"
+        density.append(_logit_row(bench, bench.make(other, x[first], p, q, method, what)[0]))
     shown = Shown(
         pairs=Pairs(*(getattr(pairs, field.name)[:SHOWN] for field in dataclasses.fields(pairs))),
         counterfactuals=to_uint8(x[:SHOWN].cpu() + maps["INN", "ecinn"]),
@@ -392,5 +351,4 @@ def measure_heatmaps(
             for name, (_, _, own) in subjects.items()
         },
     )
-    result = HeatmapBenchmark(dataset, n, bench.checked, seed, size, tuple(blocks), NOISE, density)
-    return result, shown
+    return dataclasses.replace(result, density=tuple(density), linear=linear), shown

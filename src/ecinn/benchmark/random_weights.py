@@ -67,6 +67,6 @@ def randomised_cnn(network: nn.Module, images: Images, seed: int) -> nn.Module:
     for norm in norms:
         norm.train()
         norm.momentum = 1.0
-    with torch.no_grad():
+    with torch.no_grad(), exact_convolutions():
         fresh.to(images.device)(images)
     return fresh.eval().requires_grad_(requires_grad=False)

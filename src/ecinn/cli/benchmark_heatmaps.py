@@ -1,12 +1,14 @@
 """`ecinn benchmark heatmaps`: ECINNh beside the methods that people explain networks with."""
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ecinn.benchmark import tables
+from ecinn.benchmark.heatmap_results import HeatmapBenchmark
 from ecinn.benchmark.heatmap_tables import heatmap_tables, sheet
 from ecinn.benchmark.heatmaps import measure_heatmaps, require_methods
 from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
@@ -29,6 +31,13 @@ from ecinn.pictures import png_bytes
 from ecinn.pretrained import Model, load
 
 
+class BaselineName(StrEnum):
+    """What Integrated Gradients and DeepLift compare with."""
+
+    MEAN = "mean"
+    BLACK = "black"
+
+
 @benchmark.command("heatmaps")
 def heatmaps_benchmark(
     model: ModelName = "celeba-smile",
@@ -40,6 +49,13 @@ def heatmaps_benchmark(
     ] = ",".join(METHODS),
     n: Annotated[int, typer.Option("--n", help="Random test images.")] = 500,
     seed: Seed = 0,
+    baseline: Annotated[
+        BaselineName,
+        typer.Option(
+            help="What Integrated Gradients and DeepLift compare with: the mean of some training "
+            "images, or black, which handicaps them."
+        ),
+    ] = BaselineName.MEAN,
     celeba: CelebA = None,
     out_dir: Out = RESULTS,
     device: Device = "cpu",
@@ -55,10 +71,19 @@ def heatmaps_benchmark(
         raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
     folder = output_folder(out_dir)
     command = f"ecinn benchmark heatmaps --model {model} --methods {','.join(asked)}"
-    command += f" --n {n} --seed {seed}" + ("" if network is None else " --cnn FILE")
+    command += f" --n {n} --seed {seed} --baseline {baseline.value}" + (
+        "" if network is None else " --cnn FILE"
+    )
     record = provenance(command, explainer)
+    record["baseline"] = baseline.value
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}
+    stem = f"heatmaps-{explainer.checkpoint.experiment.name}"
+    paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".png")]
+
+    def keep(so_far: HeatmapBenchmark, *, complete: bool = False) -> None:
+        write_json(paths[1], {"record": record, "complete": complete, **jsonable(so_far)})
+
     with bars() as observe:
         result, shown = measure_heatmaps(
             explainer,
@@ -68,14 +93,14 @@ def heatmaps_benchmark(
             methods=asked,
             n=n,
             seed=seed,
+            baseline=baseline.value,
             observe=observe,
+            keep=keep,
         )
+    keep(result, complete=True)
     laid_out = heatmap_tables(result)
-    stem = f"heatmaps-{explainer.checkpoint.experiment.name}"
-    paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".png")]
     page = tables.document(f"Heatmaps side by side: {model}", laid_out, record)
     write_text(paths[0], f"{page}\n![images]({stem}.png)\n")
-    write_json(paths[1], {"record": record, **jsonable(result)})
     atomic_write(paths[2], png_bytes(sheet(result, shown, explainer.class_names)))
     if json_output:
         print_json(jsonable({"record": record, **jsonable(result)}))

@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.metrics.heatmaps import Importance, PerImage
 
 Images = Float[Tensor, "batch channels height width"]
+STEPS = 10
+"""Of a curve: as many evaluations of the network per image, order and replacement."""
 
 
 @torch.no_grad()
@@ -21,32 +23,34 @@ def replacement_curve(
     importance: Importance,
     *,
     insertion: bool,
-    steps: int = 20,
+    generator: torch.Generator,
+    steps: int = STEPS,
+    ends: tuple[PerImage, PerImage] | None = None,
 ) -> Float[Tensor, "batch {steps}+1"]:
-    """Scores while pixels change in equal steps, the most important first, equal ones as read.
+    """Scores while pixels change in equal steps, the most important first, equal ones by lot.
 
     A pixel changes in all its channels. The last step has changed all of them.
 
     Args:
-        score: a number per image; called steps + 1 times with the batch.
+        score: a number per image; called with the batch, once for every point not in `ends`.
         replacement: what deletion puts in place of x: blur, noise, or the counterfactual.
         insertion: start from the replacement and bring x back, instead of deleting from x.
+        generator: what equally important pixels are drawn with.
+        ends: the scores of x and of the replacement where they are known, being the same for
+            every order.
     """
     if steps < 1:
         raise InputError(f"a curve takes at least one step, not {steps}")
-    start, end = (replacement, x) if insertion else (x, replacement)
-    order = importance.flatten(1).argsort(dim=1, descending=True, stable=True)
-    rank = order.argsort(1).reshape(importance.shape).unsqueeze(1)
+    known = (_checked(score, x), _checked(score, replacement)) if ends is None else ends
+    rank = _ranks(importance, generator).unsqueeze(1)
     pixels = importance.shape[1] * importance.shape[2]
-    points = []
-    for step in range(steps + 1):
-        answer = score(torch.where(rank < step * pixels // steps, end, start))
-        if answer.shape != x.shape[:1]:
-            raise InputError(
-                f"a score is one number for each of {len(x)} images, not {tuple(answer.shape)}"
-            )
-        points.append(answer)
-    return torch.stack(points, 1)
+    start, end = (replacement, x) if insertion else (x, replacement)
+    first, last = reversed(known) if insertion else known
+    between = [
+        _checked(score, torch.where(rank < step * pixels // steps, end, start))
+        for step in range(1, steps)
+    ]
+    return torch.stack([first, *between, last], 1)
 
 
 def area_under_curve(curve: Float[Tensor, "batch points"]) -> PerImage:
@@ -74,6 +78,26 @@ def noise_like(x: Images, generator: torch.Generator) -> Images:
     """Uniform noise in [0, 1), the same on every device that x may be on."""
     noise = torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
     return noise.to(x.device)
+
+
+def _checked(score: Callable[[Tensor], Tensor], images: Images) -> PerImage:
+    answer = score(images)
+    if answer.shape != images.shape[:1]:
+        raise InputError(
+            f"a score is one number for each of {len(images)} images, not {tuple(answer.shape)}"
+        )
+    return answer
+
+
+def _ranks(
+    importance: Importance, generator: torch.Generator
+) -> Int[Tensor, "batch height width"]:
+    """0 for the most important pixel of every image; a random permutation decides ties."""
+    values = importance.flatten(1)
+    lots = torch.rand(values.shape, generator=generator, device=generator.device)
+    shuffle = lots.argsort(1).to(values.device)
+    shuffled = values.gather(1, shuffle).argsort(dim=1, descending=True, stable=True)
+    return shuffle.gather(1, shuffled).argsort(1).reshape(importance.shape)
 
 
 def _blur_matrix(n: int, sigma: float) -> Float[Tensor, "n n"]:
