@@ -78,7 +78,7 @@ def original() -> nn.Module:
     """torchvision's own network in float64, its norms' statistics and weights randomised."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        network = inception._torchvision_models().inception_v3(
+        network = inception.torchvision_models().inception_v3(
             weights=None, aux_logits=False, num_classes=2, init_weights=True, dropout=0.0
         )
         network.double().train()
@@ -342,7 +342,7 @@ def test_operators_are_declared_only_where_torchvision_asks(monkeypatch, failure
     monkeypatch.setattr(importlib, "import_module", import_module)
     monkeypatch.setattr(inception, "_declare_missing_operators", lambda: declared.append(True))
     with contextlib.nullcontext() if asks or not failure else pytest.raises(RuntimeError):
-        assert inception._torchvision_models() == "torchvision.models"
+        assert inception.torchvision_models() == "torchvision.models"
     assert declared == [True] * asks
 
 

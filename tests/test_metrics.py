@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
+from ecinn.model.inception import torchvision_models
 
 
 @pytest.fixture
@@ -77,6 +78,7 @@ def test_frechet_distance_is_its_formula_with_scipys_matrix_root(uniform) -> Non
 
 
 def test_frechet_distance_is_torchmetrics(images, uniform) -> None:
+    torchvision_models()  # which torchmetrics imports too, where it is installed
     fid = pytest.importorskip("torchmetrics.image.fid")
 
     class Projection(torch.nn.Module):

@@ -32,7 +32,7 @@ class InceptionClassifier(nn.Module):
         if side < SMALLEST_SIDE:
             raise InputError(f"Inception-V3 needs a side of {SMALLEST_SIDE} pixels, not {side}")
         self.side = side
-        network = _torchvision_models().inception_v3(
+        network = torchvision_models().inception_v3(
             weights=None, aux_logits=False, num_classes=classes, init_weights=True
         )
         self.network = with_relu_modules(network)
@@ -132,7 +132,8 @@ class Reduction(nn.Module):
         return torch.cat([*outputs, self.pool(x)], 1)
 
 
-def _torchvision_models() -> Any:  # noqa: ANN401
+def torchvision_models() -> Any:  # noqa: ANN401
+    """torchvision.models, importable beside every build of torch."""
     try:
         return importlib.import_module("torchvision.models")
     except ImportError as error:
