@@ -100,8 +100,8 @@ def test_the_command_writes_page_numbers_and_pictures(as_shipped: None, tmp_path
     assert numbers["results"]["celeba-smile"]["inception_error"] == 0.25
     page = (tmp_path / "o" / "celeba.md").read_text()
     for kind in ("random", "worst"):
-        assert f"(celeba-smile-{kind}.png)" in page
-        assert (tmp_path / "o" / f"celeba-smile-{kind}.png").stat().st_size > 1000
+        assert f"(celeba-smile-{kind}.webp)" in page
+        assert (tmp_path / "o" / f"celeba-smile-{kind}.webp").stat().st_size > 1000
     assert str(tmp_path) not in page
 
 

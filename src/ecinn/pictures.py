@@ -97,6 +97,13 @@ def png_bytes(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def webp_bytes(picture: Image.Image, quality: int = 90) -> bytes:
+    """The picture as a WebP file: a sheet of photographs in a fifth of a PNG's room."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=quality, method=6)
+    return buffer.getvalue()
+
+
 def percent(share: float) -> str:
     """A probability for people; never 100 % for what is not certain."""
     return "> 99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"

@@ -14,7 +14,7 @@ from ecinn.cli.benchmark import RESULTS, Out, Seed, benchmark, print_tables, say
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.pictures import png_bytes
+from ecinn.pictures import webp_bytes
 from ecinn.pretrained import Model, load
 
 MODELS = "celeba-smile,celeba-cheekbones,celeba-lipstick,celeba-makeup"
@@ -65,9 +65,9 @@ def faces_benchmark(
         results[label] = result
         record[label] = provenance(command, model)
         for kind, sheet in {"random": sheets.random, "worst": sheets.worst}.items():
-            atomic_write(folder / f"{label}-{kind}.png", png_bytes(sheet))
+            atomic_write(folder / f"{label}-{kind}.webp", webp_bytes(sheet))
             words = "Drawn at random" if kind == "random" else "The least likely of all"
-            pages.append(f"## {label}: {words.lower()}\n\n![{words}]({label}-{kind}.png)\n")
+            pages.append(f"## {label}: {words.lower()}\n\n![{words}]({label}-{kind}.webp)\n")
         # After every model, so that an interrupted run leaves what it measured.
         write_json(folder / "celeba.json", {"record": record, "results": jsonable(results)})
         page = tables.document("Faces", [faces_table(results)], record[label])
