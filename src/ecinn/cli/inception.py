@@ -9,10 +9,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
-from ecinn.cli.progress import CelebA, load_images
+from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.augmentation import Augmentation
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
@@ -78,25 +77,15 @@ def inception(
 
 @contextmanager
 def _bar() -> Iterator[Observe]:
-    """Loss, error and speed on stderr: a bar, or without a terminal a line for every epoch."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    task = bar.add_task("starting")
+    """Epoch, loss, error and speed under a bar."""
+    with training_bar() as show:
 
-    def observe(p: InceptionProgress) -> None:
-        words = (
-            f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  error {100 * p.error:.2f} %  "
-            f"{p.images_per_second:,.0f} images/s"
-        )
-        bar.update(task, description=words, total=p.steps, completed=p.step)
-        if not err.is_terminal and p.step * p.epochs == p.epoch * p.steps:
-            err.print(f"{words}  {p.seconds_left:.0f} s left")
+        def observe(p: InceptionProgress) -> None:
+            words = (
+                f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  error {100 * p.error:.2f} %  "
+                f"{p.images_per_second:,.0f} images/s"
+            )
+            ended = p.step * p.epochs == p.epoch * p.steps
+            show(words, p.step, p.steps, p.seconds_left if ended else None)
 
-    with bar:
         yield observe

@@ -54,3 +54,29 @@ def load_images(dataset: str, split: Split, celeba: Path | None = None) -> Datas
             celeba,
             observe=lambda done, total: observe("decoding images", done, total),
         )
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[str, int, int, float | None], None]]:
+    """How a training goes, on stderr: a bar, or without a terminal a line for every epoch.
+
+    What it gives takes the words, the steps done and all steps, and at the end of an epoch the
+    seconds that are left.
+    """
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    task = bar.add_task("starting")
+
+    def show(words: str, done: int, total: int, seconds_left: float | None) -> None:
+        bar.update(task, description=words, total=total, completed=done)
+        if not err.is_terminal and seconds_left is not None:
+            err.print(f"{words}  {seconds_left:.0f} s left")
+
+    with bar:
+        yield show

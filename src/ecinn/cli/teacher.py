@@ -9,10 +9,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
-from ecinn.cli.progress import CelebA, load_images
+from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
@@ -90,26 +89,17 @@ def _print_error(name: str, ensemble: float, single: float) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Observe]:
-    """Loss, error and speed on stderr: a bar, or without a terminal a line for every epoch."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    task = bar.add_task("starting")
+    """Network, epoch, loss, error and speed under a bar."""
+    with training_bar() as show:
 
-    def observe(p: TeacherProgress) -> None:
-        words = (
-            f"network {p.member}/{p.members}  epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  "
-            f"error {100 * p.error:.2f} %  {p.images_per_second:,.0f} images/s"
-        )
-        done = (p.member - 1) * p.steps + p.step
-        bar.update(task, description=words, total=p.members * p.steps, completed=done)
-        if not err.is_terminal and p.step * p.epochs == p.epoch * p.steps:
-            err.print(f"{words}  {p.seconds_left:.0f} s left")
+        def observe(p: TeacherProgress) -> None:
+            words = (
+                f"network {p.member}/{p.members}  epoch {p.epoch}/{p.epochs}  "
+                f"loss {p.loss:.3f}  error {100 * p.error:.2f} %  "
+                f"{p.images_per_second:,.0f} images/s"
+            )
+            done = (p.member - 1) * p.steps + p.step
+            ended = p.step * p.epochs == p.epoch * p.steps
+            show(words, done, p.members * p.steps, p.seconds_left if ended else None)
 
-    with bar:
         yield observe
