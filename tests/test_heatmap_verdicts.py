@@ -30,8 +30,13 @@ def test_evidence_for_p_deletes_p_fastest_and_magnitude_does_not() -> None:
     network[1].weight.copy_(torch.stack([0 * w, w]))
     p = torch.zeros(5, dtype=torch.long)
     made = Heatmaps("deep_lift", x * w.reshape(8, 8), torch.zeros(5), 1)
-    reader = Reader("replacement", network, x, p, {"blur": torch.zeros_like(x)}, 7, 0)
-    areas = {each.name: area for each, area in reader.of_maps(made).items()}
+    black = {"blur": torch.zeros_like(x)}
+    reader = Reader("replacement", network, x, p, black, 7, 0)
+    by_magnitude = Reader("magnitude", network, x, p, black, 7, 0)
+    areas = {
+        each.name: area
+        for each, area in (reader.of_maps(made) | by_magnitude.of_maps(made)).items()
+    }
     for kind, sign in (("deletion", 1), ("insertion", -1)):
         own, magnitude = (areas[f"{kind} AUC, blur{end}"] for end in ("", ", by |h|"))
         for order in (-evidence_for_p(made), torch.rand(5, 8, 8, generator=generator)):

@@ -1,5 +1,6 @@
 """Heatmaps: ECINN's and four gradient methods', signed and per pair of classes, one signature."""
 
+import contextlib
 import copy
 import importlib
 import warnings
@@ -201,8 +202,11 @@ def heatmaps(
         raise InputError(f"batch_size is 2 or more, not {batch_size}")
     generator = generator or torch.Generator().manual_seed(0)
     stack = _baselines(x, method, baseline, baselines, settings.baselines, generator)
+    # A network without an inverse is run as it always is; an INN exactly.
+    is_inn = isinstance(explained, ExplainedINN)
+    precisely = exact_convolutions() if is_inn else contextlib.nullcontext()
     # Copies made outside of the caller's inference mode can take part in gradients.
-    with exact_convolutions(), torch.inference_mode(mode=False), torch.enable_grad():
+    with precisely, torch.inference_mode(mode=False), torch.enable_grad():
         x, p, q, stack = (t.detach().clone() for t in (x, p.long(), q.long(), stack))
         index = torch.arange(len(stack), device=x.device).expand(len(x), -1)
         if method == "gradient_shap":

@@ -1,8 +1,9 @@
 """Deletion and insertion: the probability of p while pixels are replaced in a map's order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,10 @@ from ecinn.model.classifier import GenerativeClassifier
 from ecinn.precision import exact_convolutions
 
 COUNTERFACTUAL = "counterfactual"
+_ENDS: Mapping[Section, str] = MappingProxyType(
+    {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
+)
+"""Of the measures' names."""
 Areas = dict[Measure, PerImage]
 
 
@@ -24,10 +29,10 @@ Areas = dict[Measure, PerImage]
 def posterior(network: nn.Module, x: Images, size: int) -> Float[Tensor, "batch classes"]:
     """p(y|x), so many images at a time."""
     parts = x.split(size)
-    with exact_convolutions():
-        if isinstance(network, GenerativeClassifier):
+    if isinstance(network, GenerativeClassifier):
+        with exact_convolutions():
             return torch.cat([network.log_posterior(part).exp() for part in parts])
-        return torch.cat([network(part).softmax(1) for part in parts])
+    return torch.cat([network(part).softmax(1) for part in parts])
 
 
 def evidence_for_p(made: Heatmaps) -> Importance:
@@ -59,18 +64,12 @@ class Reader:
         return {what: (at_x, self.of_p(other)) for what, other in self.replacements.items()}
 
     def of_maps(self, made: Heatmaps) -> Areas:
-        """In the method's own order, and in that of |h|."""
-        if made.method == "ecinn":
-            return self.areas(evidence_for_p(made), by_magnitude=(False, True))
-        own = self.areas(evidence_for_p(made))
-        return own | self.areas(importance(made.maps), by_magnitude=(True,))
+        """In the method's own order, or in that of |h|."""
+        by_magnitude = self.section == "magnitude"
+        return self.areas(importance(made.maps) if by_magnitude else evidence_for_p(made))
 
-    def areas(self, order: Importance, by_magnitude: Sequence[bool] = (False,)) -> Areas:
-        """Under the probability of p.
-
-        Args:
-            by_magnitude: the measures that the areas are of: those of the own order, of |h|.
-        """
+    def areas(self, order: Importance) -> Areas:
+        """Under the probability of p."""
         values: Areas = {}
         for what, replacement in self.replacements.items():
             for insertion in (False, True):
@@ -83,15 +82,11 @@ class Reader:
                     generator=torch.Generator().manual_seed(self.seed),
                     ends=self.ends[what],
                 )
-                for magnitude in by_magnitude:
-                    measure = self._measure(what, insertion=insertion, magnitude=magnitude)
-                    values[measure] = area_under_curve(curve)
+                values[self._measure(what, insertion=insertion)] = area_under_curve(curve)
         return values
 
-    def _measure(self, what: str, *, insertion: bool, magnitude: bool) -> Measure:
-        name = f"{'insertion' if insertion else 'deletion'} AUC, {what}"
-        name += ", by the CNN" if self.section == "cross-check" else ""
+    def _measure(self, what: str, *, insertion: bool) -> Measure:
+        name = f"{'insertion' if insertion else 'deletion'} AUC, {what}{_ENDS[self.section]}"
         role: Role = "compared" if what == COUNTERFACTUAL else "counted"
-        if magnitude:
-            name, role = f"{name}, by |h|", "shown"
+        role = "shown" if self.section == "magnitude" else role
         return Measure(self.section, name, "more" if insertion else "less", role)

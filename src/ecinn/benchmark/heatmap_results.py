@@ -25,7 +25,13 @@ RANDOM_ORDER = "random order"
 SHOWN = 4
 
 Section = Literal[
-    "replacement", "cross-check", "localisation", "noise", "stability", "random weights"
+    "replacement",
+    "magnitude",
+    "cross-check",
+    "localisation",
+    "noise",
+    "stability",
+    "random weights",
 ]
 Role = Literal["counted", "compared", "shown"]
 """Compared with ECINNh and counted in the tally; compared only; or neither.

@@ -27,11 +27,12 @@ CAPTIONS: Mapping[Section, str] = MappingProxyType(
         "replacement": "The probability of p, by the network that is explained, while pixels are "
         f"replaced (deletion) or come back (insertion), in {STEPS} steps. The gradient methods' "
         "maps are signed: their pixels go in the order of evidence for p, −Σ h over channels. "
-        "ECINNh tells what changes and has no such sign: its order is |h|. The rows by |h| take "
-        "that order for all, which the signed maps are not made for: they are only shown, and "
-        "ECINNh is compared with the signed order. What the counterfactual's pixels replace "
+        "ECINNh tells what changes and has no such sign: its order is |h|, compared with the "
+        "signed order of the others. What the counterfactual's pixels replace "
         "favours ECINNh, which made that counterfactual: look at blur and noise first. Both leave "
         "the images that the network knows.",
+        "magnitude": "The first of the same images, with pixels in the order of |h| for all, "
+        "which the signed maps are not made for: only shown, compared with nothing.",
         "cross-check": "The first of the same images in the same orders, read by the CNN. The "
         "maps are explanations of the INN: what the CNN says of them is a cross-check, not a "
         "measure of how they explain it.",
@@ -50,6 +51,7 @@ BASELINES: Mapping[Baseline, str] = MappingProxyType(
 TITLES: Mapping[Section, str] = MappingProxyType(
     {
         "replacement": "Pixels replaced",
+        "magnitude": "Pixels replaced in the order of |h|",
         "cross-check": "Pixels replaced, read by the CNN: a cross-check",
         "localisation": "Where the map is",
         "noise": "How noisy the map is",
@@ -140,7 +142,7 @@ def _caption(result: HeatmapBenchmark, section: Section) -> str:
             "smooth maps are less unlike by chance than two noisy ones; the gradient methods' "
             "have x minus a baseline as a factor, which keeps ranks whatever the network is."
         )
-    if section in ("replacement", "cross-check"):
+    if section in ("replacement", "magnitude", "cross-check"):
         return f"{CAPTIONS[section]} {BASELINES[result.baseline]}"
     return CAPTIONS[section]
 

@@ -55,7 +55,7 @@ BATCH_SIZE = {"cpu": 32, "cuda": 100}
 """Images at once with gradients; without them four times as many."""
 CHECKED = 100
 """So many at a time draw their baselines. Stability, random weights and the other logit take all
-maps again, and a cross-check another network: of the first so many only."""
+maps again, a cross-check another network, |h| another order: of the first so many only."""
 SAMPLE = 200
 """Training images that μ̄ of random weights is measured on; their mean is the baseline of
 Integrated Gradients and DeepLift, and the first of them are the SHAP methods'."""
@@ -189,9 +189,12 @@ def _measure(
     any_order = torch.rand((len(x), *x.shape[2:]), generator=generator).to(x)
     size, seed = 4 * bench.batch_size, bench.seed
     network = subject.cnn or inn.classifier
-    readers = [Reader("replacement", network, x, p, replacements, size, seed)]
+    some = {what: images[first] for what, images in replacements.items()}
+    readers = [
+        Reader("replacement", network, x, p, replacements, size, seed),
+        Reader("magnitude", network, x[first], p[first], some, size, seed),
+    ]
     if cross is not None:
-        some = {what: images[first] for what, images in replacements.items()}
         readers.append(Reader("cross-check", cross, x[first], p[first], some, size, seed))
 
     made: dict[str, Made] = {}
@@ -213,7 +216,11 @@ def _measure(
             **likeness("random weights", maps[first], other.maps),
         }
         bench.observe(f"{name}, pixels replaced", number, total)
-    controls = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
+    controls = [
+        reader.areas(any_order[: len(reader.x)])
+        for reader in readers
+        if reader.section != "magnitude"
+    ]
     values[RANDOM_ORDER] = {measure: area for each in controls for measure, area in each.items()}
     bench.observe(f"{name}, pixels replaced", total, total)
     rows = tuple(_row(bench, method, values, made) for method in values)

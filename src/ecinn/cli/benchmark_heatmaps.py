@@ -56,6 +56,10 @@ def heatmaps_benchmark(
             "images, or black, which handicaps them."
         ),
     ] = BaselineName.MEAN,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Images at once with gradients; 100 take 10 GB on a GPU."),
+    ] = None,
     celeba: CelebA = None,
     out_dir: Out = RESULTS,
     device: Device = "cpu",
@@ -93,6 +97,7 @@ def heatmaps_benchmark(
             methods=asked,
             n=n,
             seed=seed,
+            batch_size=batch_size,
             baseline=baseline.value,
             observe=observe,
             keep=keep,
