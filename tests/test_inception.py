@@ -24,7 +24,6 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.inception_training import (
-    InceptionProgress,
     InceptionResult,
     InceptionSettings,
     error_rate,
@@ -35,6 +34,7 @@ from ecinn.inception_training import (
 )
 from ecinn.model import inception
 from ecinn.model.inception import InceptionClassifier, MaxPool, with_relu_modules
+from ecinn.network_training import NetworkProgress
 
 CPU = torch.device("cpu")
 TINY = InceptionSettings("tinted", epochs=1, batch_size=16, side=75)
@@ -222,7 +222,7 @@ def test_images_are_mirrored_half_of_the_time_and_each_is_seen_once_an_epoch() -
 
 
 def test_reports_count_steps_and_images_and_end() -> None:
-    seen: list[InceptionProgress] = []
+    seen: list[NetworkProgress] = []
     settings = dataclasses.replace(PLAIN, epochs=3, batch_size=2)
     curve = fit(Recorder(), tinted(121, side=4), settings, seen.append)
     # 60 whole batches an epoch; a report after 50 of them and at the end.

@@ -304,13 +304,16 @@ def test_steps_and_reports_are_counted_for_every_member(monkeypatch) -> None:
     train_teacher(tinted(105), settings, CPU, seen.append)
     assert taken == 2 * [(number / 104, number) for number in range(104)]
     # 52 whole batches an epoch; a report after 50 of them and at the end.
-    assert [(p.epoch, p.step) for p in seen] == 2 * [(1, 50), (1, 52), (2, 102), (2, 104)]
-    assert [p.member for p in seen] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert {(p.members, p.epochs, p.steps) for p in seen} == {(2, 2, 104)}
-    for p in seen:
+    reports = [each.network for each in seen]
+    assert [(p.epoch, p.step) for p in reports] == 2 * [(1, 50), (1, 52), (2, 102), (2, 104)]
+    assert [each.member for each in seen] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert {(each.members, p.epochs, p.steps) for each, p in zip(seen, reports, strict=True)} == {
+        (2, 2, 104)
+    }
+    for each, p in zip(seen, reports, strict=True):
         assert p.images_per_second * p.seconds == pytest.approx(2 * p.step)
-        left = 104 * (3 - p.member) - p.step
-        assert p.seconds_left == pytest.approx(p.seconds * left / p.step)
+        left = 104 * (3 - each.member) - p.step
+        assert each.seconds_left == pytest.approx(p.seconds * left / p.step)
 
 
 def test_a_loss_that_is_no_number_stops_in_one_line() -> None:

@@ -1,9 +1,7 @@
 """Training of Inception-V3 by the paper's recipe, what came out, and its file."""
 
 import contextlib
-import math
 import platform
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,20 +9,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ecinn.checkpoints import read_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.model.inception import SIDE, InceptionClassifier
+from ecinn.network_training import NetworkProgress, as_stored, train_network
 from ecinn.pixels import to_pixels
 from ecinn.precision import exact_convolutions
 
 KIND = "inception"
 """Tells a file of Inception-V3 from a model's."""
-_REPORT = 50
-"""Steps between two reports."""
 _BATCH = 100
 """Images classified at a time, which bounds memory."""
 
@@ -48,21 +46,6 @@ class InceptionSettings:
 
 
 @dataclass(frozen=True)
-class InceptionProgress:
-    """Where the training stands; loss and error are means over the epoch so far."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    error: float
-    images_per_second: float
-    seconds: float
-    seconds_left: float
-
-
-@dataclass(frozen=True)
 class InceptionResult:
     """A trained network, in evaluation mode, and what is known of it."""
 
@@ -75,7 +58,7 @@ class InceptionResult:
     """How it was made: seconds, images per second, curve, versions."""
 
 
-Observe = Callable[[InceptionProgress], None]
+Observe = Callable[[NetworkProgress], None]
 
 
 def train_inception(
@@ -109,7 +92,7 @@ def train_inception(
             for p in curve
         ],
     }
-    classifier = _assemble(_stored(network.state_dict()), classes, settings.side, device)
+    classifier = _assemble(as_stored(network.state_dict()), classes, settings.side, device)
     errors = {name: error_rate(classifier, data) for name, data in measured.items()}
     return InceptionResult(classifier, train.class_names, settings, errors, record)
 
@@ -119,57 +102,29 @@ def fit(
     data: Dataset,
     settings: InceptionSettings,
     observe: Observe = lambda progress: None,
-) -> list[InceptionProgress]:
-    """Adam on the cross-entropy of augmented images, where the network is; every epoch's end.
-
-    A last batch that is not full is left out: the images of an epoch are drawn anew.
-    """
+) -> list[NetworkProgress]:
+    """Adam on the cross-entropy of augmented images, where the network is; every epoch's end."""
     device = next(network.parameters()).device
     generator = torch.Generator(device).manual_seed(settings.seed)
     images, labels = data.images.to(device), data.labels.to(device).long()
-    size = min(settings.batch_size, len(data))
-    per_epoch = len(data) // size
-    steps = settings.epochs * per_epoch
     optimiser = torch.optim.Adam(network.parameters(), settings.learning_rate)
-    curve: list[InceptionProgress] = []
     network.train()
-    began = time.monotonic()
-    for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(data), generator=generator, device=device)
-        totals = torch.zeros(2, device=device)
-        for number, batch in enumerate(order.split(size)[:per_epoch], start=1):
-            x = to_pixels(augment(images[batch], settings.augmentation, generator))
-            # Not on a CPU: some crash on bf16.
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = network(x.contiguous(memory_format=torch.channels_last)).float()
-            loss = F.cross_entropy(logits, labels[batch])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            wrong = (logits.detach().argmax(1) != labels[batch]).float().mean()
-            totals += torch.stack([loss.detach(), wrong])
-            if number % _REPORT and number < per_epoch:
-                continue
-            # The only place where the GPU is waited for.
-            mean_loss, error = (totals / number).tolist()
-            step = (epoch - 1) * per_epoch + number
-            _stop_if_broken(mean_loss, step)
-            seconds = max(time.monotonic() - began, 1e-9)
-            progress = InceptionProgress(
-                epoch=epoch,
-                epochs=settings.epochs,
-                step=step,
-                steps=steps,
-                loss=mean_loss,
-                error=error,
-                images_per_second=step * size / seconds,
-                seconds=seconds,
-                seconds_left=(steps - step) * seconds / step,
-            )
-            observe(progress)
-            if number == per_epoch:
-                curve.append(progress)
-    return curve
+
+    def take_step(batch: Int[Tensor, " batch"], number: int, steps: int) -> Tensor:
+        x = to_pixels(augment(images[batch], settings.augmentation, generator))
+        # Not on a CPU: some crash on bf16.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = network(x.contiguous(memory_format=torch.channels_last)).float()
+        loss = F.cross_entropy(logits, labels[batch])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        wrong = (logits.detach().argmax(1) != labels[batch]).float().mean()
+        return torch.stack([loss.detach(), wrong])
+
+    return train_network(
+        take_step, len(data), settings.batch_size, settings.epochs, generator, observe
+    )
 
 
 @torch.no_grad()
@@ -198,7 +153,7 @@ def save_inception(result: InceptionResult, path: Path) -> None:
         "errors": result.errors,
         "record": result.record,
     }
-    write_tensors(path, _stored(result.classifier.state_dict()), about)
+    write_tensors(path, as_stored(result.classifier.state_dict()), about)
 
 
 def load_inception(path: Path, device: torch.device) -> InceptionResult:
@@ -221,11 +176,6 @@ def load_inception(path: Path, device: torch.device) -> InceptionResult:
             "use the version of ecinn that wrote it, or train it again"
         ) from error
     return InceptionResult(classifier, class_names, settings, errors, record)
-
-
-def _stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Filters and matrices as float16; BatchNorm's variances may be too small for it."""
-    return {name: value.half() if value.ndim > 1 else value for name, value in weights.items()}
 
 
 def _assemble(
@@ -263,11 +213,3 @@ def _require_trainable(
     for name, data in measured.items():
         if not len(data) or data.class_names != train.class_names:
             raise InputError(f"{name} images are missing or of other classes: give one data set")
-
-
-def _stop_if_broken(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise EcinnError(
-            f"training broke: the loss became {loss} within {step} steps and nothing was written; "
-            "lower the learning rate"
-        )

@@ -1,7 +1,6 @@
 """Training of the teacher on strongly changed pictures, what came out, and its file."""
 
 import copy
-import math
 import platform
 import random
 import time
@@ -12,13 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn.checkpoints import read_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.model.bijections import Image
 from ecinn.model.teacher import (
     SMALLEST_SIDE,
@@ -29,14 +28,13 @@ from ecinn.model.teacher import (
     jitter,
     mix,
 )
+from ecinn.network_training import NetworkProgress, as_stored, train_network
 from ecinn.optimisation import schedule
 from ecinn.pixels import to_pixels
 
 KIND = "teacher"
 """Tells a teacher's file from a model's."""
 Targets = Float[Tensor, "batch attributes"]
-_REPORT = 50
-"""Steps between two reports."""
 _BATCH = 500
 """Images read at a time when errors are counted, which bounds memory."""
 
@@ -75,21 +73,17 @@ class TeacherSettings:
 
 @dataclass(frozen=True)
 class TeacherProgress:
-    """Where the training stands; loss and error are means over the epoch so far."""
+    """Where the training of one of the networks stands."""
 
     member: int
     members: int
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    error: float
-    images_per_second: float
-    seconds: float
-    """Of this member."""
-    seconds_left: float
-    """Of all members."""
+    network: NetworkProgress
+
+    @property
+    def seconds_left(self) -> float:
+        """Of all members."""
+        p = self.network
+        return ((self.members - self.member + 1) * p.steps - p.step) * p.seconds / p.step
 
 
 @dataclass(frozen=True)
@@ -116,14 +110,14 @@ def train_teacher(
     """Train every member from a seed of its own and measure them as they will be stored."""
     attributes = _require_trainable(train, validation, settings)
     began = time.monotonic()
-    curves: list[list[TeacherProgress]] = []
+    curves: list[list[NetworkProgress]] = []
     weights: dict[str, Tensor] = {}
     for member in range(settings.members):
         network, curve = _train_member(member, train, attributes, settings, device, observe)
         curves.append(curve)
         weights |= {f"members.{member}.{name}": v for name, v in network.state_dict().items()}
     seconds = time.monotonic() - began
-    teachers = _assemble(_stored(weights), attributes, settings, device)
+    teachers = _assemble(as_stored(weights), attributes, settings, device)
     spent = sum(curve[-1].seconds for curve in curves)
     images = sum(curve[-1].images_per_second * curve[-1].seconds for curve in curves)
     record = {
@@ -152,18 +146,11 @@ def _train_member(
     settings: TeacherSettings,
     device: torch.device,
     observe: Observe,
-) -> tuple[AttributeNetwork, list[TeacherProgress]]:
-    """AdamW on the cross-entropy of all attributes; the average of the weights, every epoch's end.
-
-    A last batch that is not full is left out: the images of an epoch are drawn anew.
-    """
+) -> tuple[AttributeNetwork, list[NetworkProgress]]:
+    """AdamW on the cross-entropy of all attributes; averaged weights, and every epoch's end."""
     assert data.attributes is not None
     seed = settings.seed * 1_000_003 + member
     images, known = data.images.to(device), data.attributes.to(device)
-    size = min(settings.batch_size, len(data))
-    per_epoch = len(data) // size
-    steps = settings.epochs * per_epoch
-    curve: list[TeacherProgress] = []
     generator = torch.Generator(device).manual_seed(seed)
     draws = random.Random(seed)
     # Weights and dropout come from the global generators: they are given back as they were.
@@ -173,39 +160,20 @@ def _train_member(
     with own, fastest:
         torch.manual_seed(seed)
         step = _Step(AttributeNetwork(attributes, settings.width).to(device), settings)
-        began = time.monotonic()
-        for epoch in range(1, settings.epochs + 1):
-            order = torch.randperm(len(data), generator=generator, device=device)
-            totals = torch.zeros(2, device=device)
-            for index, batch in enumerate(order.split(size)[:per_epoch], start=1):
-                number = (epoch - 1) * per_epoch + index
-                weight = mixing_weight(settings, draws)
-                x, targets = training_batch(
-                    images[batch], known[batch], settings, weight, generator
-                )
-                totals += step(x, targets, (number - 1) / steps, number - 1)
-                if index % _REPORT and index < per_epoch:
-                    continue
-                # The only place where the GPU is waited for.
-                loss, error = (totals / index).tolist()
-                _stop_if_broken(loss, number)
-                seconds = max(time.monotonic() - began, 1e-9)
-                progress = TeacherProgress(
-                    member=member + 1,
-                    members=settings.members,
-                    epoch=epoch,
-                    epochs=settings.epochs,
-                    step=number,
-                    steps=steps,
-                    loss=loss,
-                    error=error,
-                    images_per_second=number * size / seconds,
-                    seconds=seconds,
-                    seconds_left=((settings.members - member) * steps - number) * seconds / number,
-                )
-                observe(progress)
-                if index == per_epoch:
-                    curve.append(progress)
+
+        def take_step(batch: Int[Tensor, " batch"], number: int, steps: int) -> Tensor:
+            weight = mixing_weight(settings, draws)
+            x, targets = training_batch(images[batch], known[batch], settings, weight, generator)
+            return step(x, targets, number / steps, number)
+
+        curve = train_network(
+            take_step,
+            len(data),
+            settings.batch_size,
+            settings.epochs,
+            generator,
+            lambda progress: observe(TeacherProgress(member + 1, settings.members, progress)),
+        )
     return step.averaged(), curve
 
 
@@ -303,7 +271,7 @@ def attribute_errors(teachers: Teachers, data: Dataset) -> dict[str, list[float]
 def save_teacher(result: TeacherResult, path: Path) -> None:
     """One safetensors file, written at once; kernels as float16."""
     about = {"kind": KIND, "settings": asdict(result.settings), "record": result.record}
-    write_tensors(path, _stored(result.teachers.state_dict()), about)
+    write_tensors(path, as_stored(result.teachers.state_dict()), about)
 
 
 def load_teacher(path: Path, device: torch.device) -> TeacherResult:
@@ -323,11 +291,6 @@ def load_teacher(path: Path, device: torch.device) -> TeacherResult:
             "use the version of ecinn that wrote it, or train it again"
         ) from error
     return TeacherResult(teachers, settings, record)
-
-
-def _stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Kernels and matrices as float16; BatchNorm's variances may be too small for it."""
-    return {name: value.half() if value.ndim > 1 else value for name, value in weights.items()}
 
 
 def _assemble(
@@ -365,11 +328,3 @@ def _require_trainable(
     ):
         raise InputError("validation images are missing or have other attributes: give one set")
     return attributes
-
-
-def _stop_if_broken(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise EcinnError(
-            f"training broke: the loss became {loss} within {step} steps and nothing was written; "
-            "lower the learning rate"
-        )

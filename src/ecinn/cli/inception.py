@@ -16,12 +16,12 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
 from ecinn.inception_training import (
-    InceptionProgress,
     InceptionSettings,
     Observe,
     save_inception,
     train_inception,
 )
+from ecinn.network_training import NetworkProgress
 
 AUGMENTATION = Augmentation(shift=3.0, whole_pixels=True, flip=True)
 """As the INN of the faces; the paper does not say."""
@@ -80,7 +80,7 @@ def _bar() -> Iterator[Observe]:
     """Epoch, loss, error and speed under a bar."""
     with training_bar() as show:
 
-        def observe(p: InceptionProgress) -> None:
+        def observe(p: NetworkProgress) -> None:
             words = (
                 f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  error {100 * p.error:.2f} %  "
                 f"{p.images_per_second:,.0f} images/s"

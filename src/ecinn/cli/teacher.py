@@ -92,14 +92,15 @@ def _bar() -> Iterator[Observe]:
     """Network, epoch, loss, error and speed under a bar."""
     with training_bar() as show:
 
-        def observe(p: TeacherProgress) -> None:
+        def observe(teachers: TeacherProgress) -> None:
+            p, member, members = teachers.network, teachers.member, teachers.members
             words = (
-                f"network {p.member}/{p.members}  epoch {p.epoch}/{p.epochs}  "
+                f"network {member}/{members}  epoch {p.epoch}/{p.epochs}  "
                 f"loss {p.loss:.3f}  error {100 * p.error:.2f} %  "
                 f"{p.images_per_second:,.0f} images/s"
             )
-            done = (p.member - 1) * p.steps + p.step
+            done = (member - 1) * p.steps + p.step
             ended = p.step * p.epochs == p.epoch * p.steps
-            show(words, done, p.members * p.steps, p.seconds_left if ended else None)
+            show(words, done, members * p.steps, teachers.seconds_left if ended else None)
 
         yield observe
