@@ -120,7 +120,8 @@ def test_settings_are_the_checkpoints(make) -> None:
     assert rows["file"].startswith("1.5 MiB, 8 bits")
     at = "2 couplings of width 4 at"
     assert rows["network"] == f"{at} 4×4; {at} 2×2; 1 fully connected of width 8"
-    assert rows["epochs"] == "20, then 4"
+    assert rows["epochs"] == "10, then 4"
+    assert rows["teacher"].startswith("its answer is 80 % of")
     assert rows["augmentation"] == (
         "25 % of the images shifted by up to 2 pixels, scaled by up to 7 %; half of them mirrored"
     )
@@ -128,12 +129,16 @@ def test_settings_are_the_checkpoints(make) -> None:
     assert rows["other attributes"].endswith("weight 8")
     one_stage = dataclasses.replace(experiment, refinement=None, augmentation=Augmentation())
     rows = dict(card(make(one_stage), 1).settings.table)
-    assert (rows["epochs"], rows["augmentation"]) == ("20", "none")
+    assert (rows["epochs"], rows["augmentation"]) == ("10", "none")
 
 
 def test_both_stages_and_their_start_are_told(make) -> None:
     first = {**STAGE, "start": "celeba-attributes", "training_images": 24_996}
-    about = card(make(CELEBA[0], training={"first_stage": first, **STAGE, "seconds": 64.3}), 1)
+    record = {"first_stage": first, **STAGE, "seconds": 64.3}
+    taught = card(make(CELEBA[0], training=record), 1).usage.code
+    assert "ecinn teacher --out TEACHER --celeba FOLDER" in taught
+    assert taught[-1].endswith("--out DIR --start START --teacher TEACHER --celeba FOLDER")
+    about = card(make(dataclasses.replace(CELEBA[0], teaching=0.0), training=record), 1)
     begun, one, two = about.training.sentences
     assert begun == "Begun with the layers of celeba-attributes."
     assert one == "First stage: on a GPU, 82 s, 6,028 images/s, torch 2.9."

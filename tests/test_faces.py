@@ -59,7 +59,7 @@ def test_real_faces_are_read_turned_and_brought_back(model: Model, faces: Datase
     assert int(e.typical.sum()) >= 15
     # Of a face more changes in the middle than at the edge.
     change = e.heatmap[:, 0].abs().mean((0, 1))
-    assert float(change[16:56, 16:48].mean()) > 1.5 * float(change[:, :6].mean())
+    assert float(change[16:56, 16:48].mean()) > 1.25 * float(change[:, :6].mean())
 
 
 @needs_faces
@@ -84,5 +84,5 @@ def test_a_card_is_written_for_each(model: Model) -> None:
 
     text = card(load_checkpoint(model.checkpoint.experiment.name), 5_000_000).markdown()
     assert "non-commercial" in text
-    assert "celeba-attributes" in text
+    assert "Begun with the layers of celeba-" in text
     assert "| not measured |" not in text

@@ -268,6 +268,10 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
         )
     if e.attribute_weight:
         rows["other attributes"] = f"learned beside the class with weight {e.attribute_weight:g}"
+    if e.teaching:
+        rows["teacher"] = (
+            f"its answer is {100 * e.teaching:g} % of what is learned, labels the rest"
+        )
     table = tuple((name, str(value)) for name, value in rows.items())
     return Section("Settings", table=(("setting", "value"), *table))
 
@@ -364,10 +368,14 @@ def _usage(checkpoint: Checkpoint, data: _Data, model: str) -> Section:
     code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]
     if experiment.name in EXPERIMENTS:
         start = next((stage["start"] for _, stage in _stages(record) if "start" in stage), None)
-        if start:
+        given = " --start START" if start else ""
+        if experiment.teaching:
+            code.append(f"ecinn teacher --out TEACHER{data.option}")
+            given += " --teacher TEACHER"
+            sentences.append("What START begins with itself is said in docs/faces.md.")
+        elif start:
             code.append(f"ecinn train {start} --out START{data.option}")
-        begin = " --start START" if start else ""
-        code.append(f"ecinn train {experiment.name} --out DIR{begin}{data.option}")
+        code.append(f"ecinn train {experiment.name} --out DIR{given}{data.option}")
         now = EXPERIMENTS[experiment.name]
         names = [field.name for field in fields(now)]
         if changed := [n for n in names if getattr(now, n) != getattr(experiment, n)]:
