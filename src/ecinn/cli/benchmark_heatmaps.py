@@ -27,7 +27,7 @@ from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
 from ecinn.heatmaps import METHODS
 from ecinn.inception_training import InceptionResult, load_inception
-from ecinn.pictures import png_bytes
+from ecinn.pictures import webp_bytes
 from ecinn.pretrained import Model, load
 
 
@@ -83,7 +83,7 @@ def heatmaps_benchmark(
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}
     stem = f"heatmaps-{explainer.checkpoint.experiment.name}"
-    paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".png")]
+    paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".webp")]
 
     def keep(so_far: HeatmapBenchmark, *, complete: bool = False) -> None:
         write_json(paths[1], {"record": record, "complete": complete, **jsonable(so_far)})
@@ -105,8 +105,8 @@ def heatmaps_benchmark(
     keep(result, complete=True)
     laid_out = heatmap_tables(result)
     page = tables.document(f"Heatmaps side by side: {model}", laid_out, record)
-    write_text(paths[0], f"{page}\n![images]({stem}.png)\n")
-    atomic_write(paths[2], png_bytes(sheet(result, shown, explainer.class_names)))
+    write_text(paths[0], f"{page}\n![images]({stem}.webp)\n")
+    atomic_write(paths[2], webp_bytes(sheet(result, shown, explainer.class_names)))
     if json_output:
         print_json(jsonable({"record": record, **jsonable(result)}))
         return
