@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHELL := /bin/sh
 
-.PHONY: demo test check bench evaluate benchmark faces clean help
+.PHONY: demo test check bench evaluate benchmark faces notebook clean help
 AUTHORS ?= ../shared/data/evaluating_counterfactuals
 CELEBA ?= ../shared/data/celeba
 
 help:
 	@echo "make demo      explain a real three into all other digits"
 	@echo "make test      every check and test"
+	@echo "make notebook  run the tour from top to bottom and keep what it shows"
 	@echo "make bench     what a counterfactual costs, as a ratio to a forward pass"
 	@echo "make evaluate  measure the shipped models and write docs/results"
 	@echo "make faces     measure the models of faces and heatmaps (CELEBA=DIR; hours without a GPU)"
@@ -28,6 +29,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+notebook: $(VENV)/.test
+	$(BIN)/python notebooks/run.py
 
 bench: $(VENV)/.demo
 	$(BIN)/python benchmarks/passes.py

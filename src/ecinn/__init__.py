@@ -1,6 +1,7 @@
 """Counterfactual explanations of images in two network evaluations (ECINN)."""
 
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.evaluation import Evaluation, evaluate
 from ecinn.experiments import EXPERIMENTS, Experiment
@@ -16,6 +17,7 @@ __all__ = [
     "EXPERIMENTS",
     "Certificate",
     "Checkpoint",
+    "Dataset",
     "EcinnError",
     "Evaluation",
     "Experiment",
@@ -28,6 +30,7 @@ __all__ = [
     "explain",
     "load",
     "load_checkpoint",
+    "load_dataset",
     "save_checkpoint",
     "train",
 ]
