@@ -1,0 +1,47 @@
+/** The state of the page as the part of its address after #, and back. */
+
+import { SIDE } from "./strokes.js";
+
+function toText(pixels) {
+  const letters = String.fromCharCode(...pixels);
+  return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+}
+
+function toPixels(text) {
+  const letters = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+  const pixels = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  return pixels.length === SIDE * SIDE ? pixels : null;
+}
+
+/** A photograph is not put into links: it stays with whom it belongs to. */
+export function write({ model, source, target, alpha }) {
+  const parts = new URLSearchParams({ model });
+  if (source?.sample !== undefined) parts.set("sample", String(source.sample));
+  if (source?.pixels) parts.set("pixels", toText(source.pixels));
+  if (target !== null) parts.set("target", String(target));
+  if (alpha !== null) parts.set("alpha", alpha.toFixed(4));
+  return `#${parts}`;
+}
+
+function whole(text) {
+  return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
+}
+
+/** What a link says; null for what it does not say, or says wrongly. */
+export function read(hash) {
+  const parts = new URLSearchParams(hash.replace(/^#/, ""));
+  let pixels = null;
+  try {
+    pixels = parts.has("pixels") ? toPixels(parts.get("pixels")) : null;
+  } catch {
+    pixels = null;
+  }
+  const alpha = Number.parseFloat(parts.get("alpha"));
+  return {
+    model: parts.get("model"),
+    sample: whole(parts.get("sample")),
+    pixels,
+    target: whole(parts.get("target")),
+    alpha: Number.isFinite(alpha) ? alpha : null,
+  };
+}

@@ -1,0 +1,114 @@
+/** The parts of the page that show classes: models, targets, bars, the grid, the words. */
+
+import { named, percent, question } from "./words.js";
+
+/** From so many characters on, bars lie instead of standing. */
+const LONG_NAME = 2;
+
+function make(tag, className, text = "") {
+  const node = document.createElement(tag);
+  node.className = className;
+  node.textContent = text;
+  return node;
+}
+
+export function showModels(fieldset, models, choose) {
+  const options = models.map((model) => {
+    const label = make("label", "model");
+    const radio = make("input", "");
+    Object.assign(radio, { type: "radio", name: "model", value: model.name });
+    radio.addEventListener("change", () => choose(model.name));
+    label.append(radio, make("span", "", model.title));
+    return label;
+  });
+  fieldset.append(...options);
+}
+
+export function markModel(fieldset, name) {
+  for (const radio of fieldset.querySelectorAll("input")) {
+    radio.checked = radio.value === name;
+    const { offsetLeft, offsetWidth } = radio.parentElement;
+    if (radio.checked) fieldset.scrollLeft = offsetLeft + (offsetWidth - fieldset.clientWidth) / 2;
+  }
+}
+
+export function showBars(list, model) {
+  list.dataset.lying = String(model.classes.some((name) => name.length > LONG_NAME));
+  const bars = model.classes.map((name) => {
+    const bar = make("li", "bar");
+    bar.append(make("span", "bar-name", name), make("span", "track"), make("span", "bar-share"));
+    bar.children[1].append(make("span", "fill"));
+    return bar;
+  });
+  list.replaceChildren(...bars);
+}
+
+/** @param {number[] | null} posterior null where there is nothing to read */
+export function moveBars(list, posterior) {
+  const most = posterior ? Math.max(...posterior) : -1;
+  [...list.children].forEach((bar, label) => {
+    const share = posterior?.[label] ?? 0;
+    bar.style.setProperty("--share", share.toFixed(4));
+    bar.toggleAttribute("data-most", share === most);
+    bar.lastElementChild.textContent = bar.title = posterior ? percent(share) : "";
+  });
+}
+
+export function showTargets(group, model, choose) {
+  const buttons = model.classes.map((name, label) => {
+    const button = make("button", "target", name);
+    button.type = "button";
+    button.addEventListener("click", () => choose(label));
+    return button;
+  });
+  group.replaceChildren(...buttons);
+}
+
+export function markTargets(group, model, p, q) {
+  [...group.children].forEach((button, label) => {
+    button.disabled = p === null || label === p;
+    button.setAttribute("aria-pressed", String(label === q));
+    button.setAttribute("aria-label", `Lead it towards ${named(model, label)}`);
+  });
+}
+
+export function showQuestion(heading, model, p, q) {
+  const pieces = question(model, p, q).map((piece) =>
+    typeof piece === "string" ? piece : make("em", piece.role, piece.text),
+  );
+  heading.replaceChildren(...pieces);
+  document.title = `${heading.textContent} · ECINN`;
+}
+
+export function showWords(list, words) {
+  list.replaceChildren(...words.map((words) => make("li", "", words)));
+}
+
+/** Every other class's counterfactual and what it changes. */
+export function showGrid(grid, model, targets, choose) {
+  const cards = targets.map((each) => {
+    const card = make("button", "card");
+    card.type = "button";
+    card.dataset.target = String(each.target);
+    const read = each.convincing_posterior[each.target];
+    for (const [url, kind] of [[each.convincing, "card-answer"], [each.heatmap, "card-change"]]) {
+      const image = make("img", kind);
+      Object.assign(image, { src: url, alt: "" });
+      card.append(image);
+    }
+    const caption = make("span", "card-words");
+    caption.append(make("b", "", model.classes[each.target]), ` ${percent(read)}`);
+    card.append(caption);
+    card.toggleAttribute("data-missed", !each.reached);
+    card.setAttribute("aria-label", `Changed into ${named(model, each.target)}, ${percent(read)}`);
+    card.addEventListener("click", () => choose(each.target));
+    return card;
+  });
+  grid.replaceChildren(...cards);
+}
+
+export function markGrid(grid, q) {
+  for (const card of grid.children) {
+    card.setAttribute("aria-pressed", String(Number(card.dataset.target) === q));
+  }
+}

@@ -1,0 +1,78 @@
+/** A photograph behind a square window: moved, enlarged, and cut out at the network's own size. */
+
+const MOST_ENLARGED = 6;
+
+export class Photo {
+  /** @param {ImageBitmap} bitmap */
+  constructor(bitmap) {
+    this.bitmap = bitmap;
+    this.zoom = 1;
+    this.x = bitmap.width / 2;
+    this.y = bitmap.height / 2;
+  }
+
+  /** Side of what is seen, in pixels of the photograph. */
+  get side() {
+    return Math.min(this.bitmap.width, this.bitmap.height) / this.zoom;
+  }
+
+  /** Moves the photograph by a fraction of the window. */
+  move(dx, dy) {
+    this.x -= dx * this.side;
+    this.y -= dy * this.side;
+    this.stayInside();
+  }
+
+  enlarge(zoom) {
+    this.zoom = Math.min(Math.max(zoom, 1), MOST_ENLARGED);
+    this.stayInside();
+  }
+
+  stayInside() {
+    const half = this.side / 2;
+    this.x = Math.min(Math.max(this.x, half), this.bitmap.width - half);
+    this.y = Math.min(Math.max(this.y, half), this.bitmap.height - half);
+  }
+
+  draw(context, width, height) {
+    const { side } = this;
+    context.imageSmoothingEnabled = true;
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.bitmap, this.x - side / 2, this.y - side / 2, side, side, 0, 0, width, height);
+  }
+
+  /** What is seen, at the size the network reads. */
+  cut(width, height) {
+    const canvas = document.createElement("canvas");
+    canvas.width = width;
+    canvas.height = height;
+    this.draw(canvas.getContext("2d"), width, height);
+    return canvas;
+  }
+}
+
+/** A file people gave as a bitmap, turned upright; of a size that can be handled. */
+export async function readPicture(blob) {
+  try {
+    return await createImageBitmap(blob);
+  } catch {
+    throw new Error("This file is no picture that can be shown here: give a PNG, JPEG or WebP.");
+  }
+}
+
+/** The base64 of a PNG of it. */
+export function png(canvas) {
+  return canvas.toDataURL("image/png").split(",")[1];
+}
+
+/** The whole picture as the base64 of a PNG of at most so many pixels a side. */
+export function wholePng(bitmap, most = 512) {
+  const factor = Math.min(1, most / Math.max(bitmap.width, bitmap.height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(bitmap.width * factor));
+  canvas.height = Math.max(1, Math.round(bitmap.height * factor));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return png(canvas);
+}

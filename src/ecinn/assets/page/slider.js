@@ -1,0 +1,168 @@
+/** One slider from the input over the tipping point to convincing and beyond. */
+
+import { percent } from "./words.js";
+
+/** A share of the whole within which a pointer is drawn to a stop. */
+const PULL = 0.012;
+const CROWDED = 0.2;
+
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** Where the slider has names, in order; it comes to rest at the convincing picture. */
+export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end) {
+  const stops = [
+    { alpha: 0, name: "input" },
+    { alpha: tipping, name: "tips here" },
+    { alpha: convincing, name: "convincing", rest: true },
+  ].sort((a, b) => a.alpha - b.alpha);
+  return stops.at(-1).alpha < end ? [...stops, { alpha: end, name: "beyond" }] : stops;
+}
+
+export class Slider {
+  /**
+   * @param {{input: HTMLInputElement, stops: HTMLElement, play: HTMLButtonElement}} parts
+   * @param {(step: number) => void} moved told which frame to show
+   */
+  constructor(parts, moved) {
+    Object.assign(this, parts);
+    this.moved = moved;
+    this.frames = [];
+    this.input.addEventListener("input", () => this.scrub(Number(this.input.value)));
+    this.input.addEventListener("keydown", (event) => this.key(event));
+    this.play.addEventListener("click", () => (this.playing ? this.stop() : this.playThrough()));
+  }
+
+  /** @param {{frames: object[], stops: {alpha: number, name: string}[], names: string[], q: number}} data */
+  show({ frames, stops, names, q }) {
+    this.stop();
+    Object.assign(this, { frames, marks: stops, names, q });
+    this.end = frames.at(-1).alpha;
+    this.input.max = String(this.end);
+    this.stops.replaceChildren(...stops.map((stop) => this.stopButton(stop)));
+    this.align();
+  }
+
+  stopButton({ alpha, name }) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "stop-button";
+    button.textContent = name;
+    button.style.setProperty("--at", String(alpha / this.end));
+    button.addEventListener("click", () => this.scrub(alpha));
+    return button;
+  }
+
+  /** Names of stops that lie close together lean away from each other; the outer ones give way. */
+  align() {
+    const [, second, third] = this.marks.map(({ alpha }) => alpha / this.end);
+    let leans = ["right", "middle", "left", "left"];
+    if (second < CROWDED) leans = ["bare", "right", "left", "left"];
+    else if (third - second < CROWDED) leans = ["right", "left", "right", "bare"];
+    [...this.stops.children].forEach((button, i) => (button.dataset.lean = leans[i]));
+  }
+
+  /** The frame to show there; a stop that is near draws it to itself. */
+  nearest(alpha) {
+    const stop = closest(this.marks, alpha);
+    const pulled = Math.abs(stop.alpha - alpha) < PULL * this.end;
+    return this.frames.indexOf(closest(this.frames, pulled ? stop.alpha : alpha));
+  }
+
+  /** What a person asked for: ends any animation. */
+  scrub(alpha) {
+    if (!this.frames.length) return;
+    this.stop();
+    this.go(this.nearest(alpha));
+  }
+
+  go(step) {
+    this.step = Math.min(Math.max(step, 0), this.frames.length - 1);
+    const { alpha, posterior } = this.frames[this.step];
+    this.input.value = String(alpha);
+    this.input.style.setProperty("--share", String(alpha / this.end));
+    this.input.setAttribute("aria-valuetext", this.spoken(alpha, posterior));
+    for (const [i, button] of [...this.stops.children].entries()) {
+      button.toggleAttribute("data-here", this.nearest(this.marks[i].alpha) === this.step);
+    }
+    this.moved(this.step);
+  }
+
+  spoken(alpha, posterior) {
+    const stop = this.marks.find((mark) => mark.alpha === alpha);
+    const where = stop ? `${stop.name}, ` : "";
+    return `${where}α ${alpha.toFixed(2)}, ${this.names[this.q]} ${percent(posterior[this.q])}`;
+  }
+
+  key(event) {
+    const here = this.step;
+    const after = this.marks.map(({ alpha }) => this.nearest(alpha));
+    const steps = {
+      ArrowRight: here + 1,
+      ArrowUp: here + 1,
+      ArrowLeft: here - 1,
+      ArrowDown: here - 1,
+      Home: 0,
+      End: this.frames.length - 1,
+      PageUp: after.find((step) => step > here) ?? this.frames.length - 1,
+      PageDown: after.findLast((step) => step < here) ?? 0,
+    };
+    if (!(event.key in steps) || !this.frames.length) return;
+    event.preventDefault();
+    this.stop();
+    this.go(steps[event.key]);
+  }
+
+  /** Moves on its own, gently, or at once where people prefer less motion. */
+  sweep(from, to, milliseconds) {
+    if (calm.matches) {
+      this.go(this.nearest(to));
+      return;
+    }
+    this.run((share) => from + (to - from) * ease(share), milliseconds);
+  }
+
+  /** From the input to the far end and back to convincing. */
+  playThrough() {
+    const rest = this.marks.find((mark) => mark.rest)?.alpha ?? this.end;
+    const turn = 0.8;
+    this.play.setAttribute("aria-pressed", "true");
+    this.run((share) => {
+      if (share < turn) return this.end * ease(share / turn);
+      return this.end + (rest - this.end) * ease((share - turn) / (1 - turn));
+    }, 4500);
+  }
+
+  run(alphaAt, milliseconds) {
+    if (!this.frames.length) return;
+    this.halt();
+    this.playing = true;
+    const start = performance.now();
+    const tick = (now) => {
+      const share = Math.min(Math.max((now - start) / milliseconds, 0), 1);
+      this.go(this.nearest(alphaAt(share)));
+      if (share < 1) this.timer = requestAnimationFrame(tick);
+      else this.stop();
+    };
+    this.timer = requestAnimationFrame(tick);
+  }
+
+  halt() {
+    cancelAnimationFrame(this.timer);
+    this.playing = false;
+  }
+
+  stop() {
+    this.halt();
+    this.play.setAttribute("aria-pressed", "false");
+  }
+}
+
+/** Of things on the path. */
+function closest(things, alpha) {
+  const away = (thing) => Math.abs(thing.alpha - alpha);
+  return things.reduce((best, each) => (away(each) < away(best) ? each : best));
+}
+
+function ease(share) {
+  return share * share * (3 - 2 * share);
+}

@@ -1,0 +1,56 @@
+/** How things are said. */
+
+/** A probability for people; never 100 % for what is not certain. */
+export function percent(share) {
+  if (share > 0.9995) return "> 99.9 %";
+  if (share < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+function article(name) {
+  return /^(8|11|18)/.test(name) ? "an" : "a";
+}
+
+/** The class as one speaks of it: an 8, dot 4, smiling. */
+export function named(model, label) {
+  const name = model.classes[label];
+  if (model.kind === "digits") return `${article(name)} ${name}`;
+  return model.kind === "dots" ? `label ${name}` : name;
+}
+
+/** The headline, in pieces: words, or a class to be set in its colour. */
+export function question(model, p, q) {
+  const from = { text: model.classes[p], role: "from" };
+  const to = { text: model.classes[q], role: "to" };
+  if (model.kind === "digits") {
+    const articles = [article(from.text), article(to.text)];
+    return [`Why is this ${articles[0]} `, from, ` and not ${articles[1]} `, to, "?"];
+  }
+  if (model.kind === "dots") return ["Why is this labelled ", from, " and not ", to, "?"];
+  return ["Read as ", from, ". What would make it ", to, "?"];
+}
+
+/** Index of the largest. */
+export function winner(posterior) {
+  return posterior.indexOf(Math.max(...posterior));
+}
+
+export function hint(easel, model) {
+  if (model.kind === "dots") return "The dot at the left edge is the label: tap the edge to move it. You can draw, too.";
+  if (model.kind === "digits") return "Draw a digit, drop a picture, or take a test picture.";
+  if (easel.photo && model.kind === "faces") return "Drag and zoom until the face fills the oval, eyes on the line.";
+  return "Drop, paste or open a photo; it stays between you and this service.";
+}
+
+export function emptyHeadline(model) {
+  if (model.kind === "faces") return "Whose face shall it be?";
+  return model.kind === "images" ? "Which picture shall it be?" : "Draw a digit.";
+}
+
+export function emptyWords(model) {
+  if (model.kind === "digits") return "Draw a digit here";
+  if (model.kind === "dots") return "Tap the left edge for a dot, draw the rest";
+  const what = model.kind === "faces" ? "portrait photo" : "picture";
+  if (model.samples) return `Drop a ${what} here, or take a test picture`;
+  return `There are no test pictures for this network here. Drop a ${what}, or open one.`;
+}

@@ -1,0 +1,124 @@
+"""Somebody who visits the page: opens it, draws, scrubs, looks; and notices what is amiss."""
+
+import base64
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page is driven by playwright")
+expect, Page = sync_api.expect, sync_api.Page
+
+THREE = [
+    (0.32, 0.25), (0.42, 0.17), (0.56, 0.17), (0.64, 0.27), (0.60, 0.38), (0.46, 0.45),
+    (0.60, 0.50), (0.68, 0.60), (0.64, 0.74), (0.52, 0.82), (0.38, 0.80), (0.30, 0.72),
+]  # fmt: skip
+PIXELS = """id => {
+  const canvas = document.getElementById(id);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return Array.from(data);
+}"""
+
+
+class Visitor:
+    """Opens pages, and remembers what they did that nobody wants."""
+
+    def __init__(self, browser, service: str) -> None:
+        self.browser, self.service = browser, service
+        self.contexts: list = []
+        self.faults: list[str] = []
+
+    def context(self, **settings: object):
+        usual = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+        self.contexts.append(self.browser.new_context(**usual | settings))
+        return self.contexts[-1]
+
+    def open(self, address: str = "/", *, context=None, state: str | None = "ready") -> Page:
+        """Waits until the page is in that state."""
+        page = (context or self.context()).new_page()
+        page.on("console", lambda said: said.type == "error" and self._blame(said.text))
+        page.on("pageerror", lambda error: self._blame(str(error)))
+        page.on("request", self._look)
+        page.goto(address if "://" in address else self.service + address)
+        if state is not None:
+            settled(page, state)
+        return page
+
+    def _blame(self, words: str) -> None:
+        if not re.search(r"status of (401|429)", words):
+            self.faults.append(words)
+
+    def _look(self, request) -> None:
+        if not request.url.startswith((f"{self.service}/", "data:", f"blob:{self.service}/")):
+            self.faults.append(f"asked {request.url}")
+
+
+def settled(page: Page, state: str = "ready") -> None:
+    page.wait_for_selector(f"#stage[data-state={state}]")
+
+
+def box_of(page: Page, selector: str) -> dict[str, float]:
+    box = page.locator(selector).bounding_box()
+    assert box is not None
+    return box
+
+
+def draw(page: Page, points: list[tuple[float, float]], *, lift: bool = True) -> None:
+    box = box_of(page, "#pad")
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=4)
+    if lift:
+        page.mouse.up()
+
+
+def drawn_three(visitor: Visitor) -> Page:
+    """Read while it is drawn, explained when the pen is lifted."""
+    page = visitor.open()
+    draw(page, THREE, lift=False)
+    expect(page.locator("#question")).to_contain_text("This looks like")
+    page.mouse.up()
+    settled(page)
+    return page
+
+
+def choose(page: Page, name: str) -> None:
+    page.locator("#targets").get_by_role("button", name=re.compile(f" {name}$")).click()
+    expect(page.locator("#question")).to_contain_text(f"and not an {name}?")
+
+
+def pixels(page: Page, name: str) -> np.ndarray:
+    """Height × width × 3 of a square picture of the page, at its own size."""
+    values = np.array(page.evaluate(PIXELS, name), dtype=np.int64)
+    side = round((len(values) / 4) ** 0.5)
+    return values.reshape(side, side, 4)[..., :3]
+
+
+def linked(page: Page) -> dict[str, str]:
+    """What the address says, once it is written."""
+    page.wait_for_timeout(300)
+    return {key: value[0] for key, value in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def linked_digit(page: Page) -> torch.Tensor:
+    text = linked(page)["pixels"]
+    values = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).reshape(1, 1, 28, 28)
+
+
+def press(page: Page, *keys: str) -> None:
+    page.focus("#slider")
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def alpha(page: Page) -> float:
+    return float(page.locator("#slider").input_value())
+
+
+def give(page: Page, content: bytes) -> None:
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": content})
