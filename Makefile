@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHELL := /bin/sh
 
-.PHONY: demo test check bench evaluate benchmark faces notebook clean help
+.PHONY: demo test check serve load bench evaluate benchmark faces paper notebook clean help
 AUTHORS ?= ../shared/data/evaluating_counterfactuals
 CELEBA ?= ../shared/data/celeba
 
 help:
 	@echo "make demo      explain a real three into all other digits"
 	@echo "make test      every check and test"
+	@echo "make serve     the page, on http://127.0.0.1:8000"
+	@echo "make load      200 clients at once for a minute against that service, on loopback"
+	@echo "make paper     every figure and table of the paper into paper/ (CELEBA=DIR for faces)"
 	@echo "make notebook  run the tour from top to bottom and keep what it shows"
 	@echo "make bench     what a counterfactual costs, as a ratio to a forward pass"
 	@echo "make evaluate  measure the shipped models and write docs/results"
@@ -29,6 +32,15 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+serve: $(VENV)/.serve
+	$(BIN)/ecinn serve
+
+load: $(VENV)/.serve
+	$(BIN)/python benchmarks/load.py
+
+paper: $(VENV)/.paper
+	$(BIN)/ecinn paper all --out paper $(if $(wildcard $(CELEBA)),--celeba $(CELEBA))
 
 notebook: $(VENV)/.test
 	$(BIN)/python notebooks/run.py
@@ -67,6 +79,14 @@ $(VENV)/.demo: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/.benchmark: $(VENV)/bin/pip pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[benchmark,heatmaps]'
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.serve: $(VENV)/bin/pip pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.paper: $(VENV)/bin/pip pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[paper]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.test: $(VENV)/bin/pip pyproject.toml

@@ -11,7 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-REASONS = ("likelihood", "texture", "pose")
+IN_WORDS = {
+    "likelihood": "not as likely as they are",
+    "texture": "smoother or rougher",
+    "pose": "turned, shifted or inverted",
+}
+"""What a picture is that is unlike the training images, by the reason."""
+REASONS = tuple(IN_WORDS)
 RARE = 0.002
 """Share of the training images that each of the three calls unlike the others."""
 RIDGE = 1e4

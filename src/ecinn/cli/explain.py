@@ -17,13 +17,7 @@ from ecinn.files import output_folder
 from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model, load
 from ecinn.reports import write_report
-
-UNLIKE = {
-    "likelihood": "not as likely as they are",
-    "texture": "smoother or rougher",
-    "pose": "turned, shifted or inverted",
-}
-"""What each of the reasons means to people."""
+from ecinn.typicality import IN_WORDS
 
 
 class Film(StrEnum):
@@ -163,7 +157,7 @@ def _describe(report: dict[str, Any]) -> None:
     remarks = "; ".join(report["notes"])
     out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
     if report["unlike"]:
-        why = ", ".join(UNLIKE[reason] for reason in report["unlike"])
+        why = ", ".join(IN_WORDS[reason] for reason in report["unlike"])
         out.print(f"  [yellow]unlike the training images ({why}): take it with caution[/]")
     for target in report["targets"]:
         convincing = target["convincing"]

@@ -1,0 +1,223 @@
+"""Many clients at once against `ecinn serve` on loopback: statuses, latencies, memory, speed.
+
+Writes docs/results/service.json. The offline rate is that of the library on the same images in
+batches, on as many threads as the service has, measured before and after in the same run.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ecinn
+from ecinn.files import atomic_write
+from ecinn.pixels import to_pixels
+
+RESULT = Path(__file__).parent.parent / "docs" / "results" / "service.json"
+BATCH = 32
+"""Of the offline rate; a core is fastest with about so many digits."""
+PREDICTIONS = 3
+"""For every explanation."""
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    if not (1 <= given.clients <= 1000 and 1 <= given.seconds <= 600):
+        sys.exit("1 to 1000 clients for 1 to 600 seconds")
+    offline = [offline_rates(2.0)]
+    with_server = run_load(given.clients, given.seconds)
+    offline.append(offline_rates(2.0))
+    rates = {kind: statistics.mean(rate[kind] for rate in offline) for kind in offline[0]}
+    # The time the library would have taken for what the service answered.
+    answered = with_server["answered"]
+    library_seconds = sum(answered[kind] / rates[kind] for kind in rates)
+    result = {
+        "command": f"benchmarks/load.py --clients {given.clients} --seconds {given.seconds:g}",
+        "threads": os.cpu_count(),
+        "torch": torch.__version__,
+        **with_server,
+        "offline_per_second": {kind: round(rate, 1) for kind, rate in rates.items()},
+        "slower_than_offline": round(with_server["seconds"] / library_seconds, 3),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+    print(json.dumps(result, indent=1))
+    atomic_write(given.out, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def offline_rates(seconds: float) -> dict[str, float]:
+    """Pictures per second of the library, one batch per core at a time."""
+    torch.set_num_threads(1)
+    model = ecinn.load("mnist")
+    images = to_pixels(model.checkpoint.experiment.load("test").images[:BATCH])
+    second = model.predict(images).topk(2).indices[:, 1:]
+    calls = {
+        "predict": lambda: model.predict(images),
+        "explain": lambda: model.explain(images, second),
+    }
+    rates = {}
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as threads:
+        for kind, call in calls.items():
+            end = time.perf_counter() + seconds
+
+            def repeat(call: Callable[[], object] = call, end: float = end) -> int:
+                done = 0
+                while time.perf_counter() < end:
+                    call()
+                    done += BATCH
+                return done
+
+            start = time.perf_counter()
+            done = sum(threads.map(lambda _, repeat=repeat: repeat(), range(cores)))
+            rates[kind] = done / (time.perf_counter() - start)
+    return rates
+
+
+def run_load(clients: int, seconds: float) -> dict[str, Any]:
+    """A server of its own, and that many clients who ask again as soon as they are answered."""
+    command = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist", "--port", "0"]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert server.stdout is not None
+    try:
+        address = re.search(r"127\.0\.0\.1:(\d+)", server.stdout.readline())
+        assert address is not None, "the server did not start"
+        port = int(address[1])
+        asyncio.run(warm_up(port))
+        before = resident(server.pid)
+        measured = asyncio.run(drive(port, clients, seconds))
+        after = resident(server.pid)
+        server.send_signal(signal.SIGTERM)
+        code = server.wait(60)
+    finally:
+        server.kill()
+        server.wait()
+    return measured | {
+        "memory_mib_before": round(before),
+        "memory_mib_after": round(after),
+        "exit_code": code,
+    }
+
+
+def resident(process: int) -> float:
+    """MiB of memory that a process holds."""
+    text = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+async def warm_up(port: int) -> None:
+    """Until it answers."""
+    for _ in range(200):
+        try:
+            if (await ask(port, *request("explain", 0), None))[0] == 200:
+                return
+        except OSError:
+            await asyncio.sleep(0.1)
+
+
+async def drive(port: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Every client asks, waits for the answer, and asks again; refused ones come back later."""
+    statuses: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    latencies: dict[str, list[float]] = {"predict": [], "explain": []}
+    start = time.perf_counter()
+    end = start + seconds
+
+    async def client(number: int) -> None:
+        turn = number
+        connection = None
+        while time.perf_counter() < end:
+            kind = "explain" if turn % (PREDICTIONS + 1) == 0 else "predict"
+            turn += 1
+            begun = time.perf_counter()
+            try:
+                status, wait, connection = await ask(port, *request(kind, turn), connection)
+                statuses[str(status)] += 1
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                status, wait, connection = 0, 0.0, None
+                statuses[type(error).__name__] += 1
+            if status == 200:
+                answered[kind] += 1
+                latencies[kind].append(time.perf_counter() - begun)
+            elif wait:
+                await asyncio.sleep(min(wait, max(0.0, end - time.perf_counter())))
+        if connection is not None:
+            connection[1].close()
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    took = time.perf_counter() - start
+    return {
+        "clients": clients,
+        "seconds": round(took, 2),
+        "predictions_per_explanation": PREDICTIONS,
+        "statuses": dict(sorted(statuses.items())),
+        "answered": dict(sorted(answered.items())),
+        "answers_per_second": round(sum(answered.values()) / took, 1),
+        "latency_ms": {kind: percentiles(times) for kind, times in latencies.items()},
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, int]:
+    """p50, p90 and p99 in milliseconds."""
+    if len(seconds) < 2:
+        return {}
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {f"p{percent}": round(1000 * cuts[percent - 1]) for percent in (50, 90, 99)}
+
+
+def request(kind: str, turn: int) -> tuple[str, bytes]:
+    """The address and the body about one of the test images."""
+    body: dict[str, Any] = {"model": "mnist", "images": [{"sample": turn * 37 % 10_000}]}
+    return f"/api/v1/{kind}", json.dumps(body).encode()
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def ask(
+    port: int, path: str, body: bytes, connection: Connection | None
+) -> tuple[int, float, Connection | None]:
+    """Status and seconds to wait, over a connection that is kept while it lasts.
+
+    Written out, because two cores are shared: a client of a library costs more than the service.
+    """
+    reader, writer = connection or await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = re.search(r"content-length: (\d+)", head)
+    await reader.readexactly(int(length[1]) if length else 0)
+    wait = re.search(r"retry-after: (\d+)", head)
+    kept: Connection | None = (reader, writer)
+    if "connection: close" in head:
+        writer.close()
+        kept = None
+    return int(head.split()[1]), float(wait[1]) if wait else 0.0, kept
+
+
+if __name__ == "__main__":
+    main()

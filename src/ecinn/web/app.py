@@ -1,0 +1,152 @@
+"""The service as an ASGI application."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, get_args
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ecinn.errors import InputError
+from ecinn.precision import exact_convolutions
+from ecinn.web import page, schemas
+from ecinn.web.batching import FullError
+from ecinn.web.bodies import Bounded
+from ecinn.web.catalogue import Catalogue
+from ecinn.web.documentation import documentation
+from ecinn.web.metrics import Metrics, Observed
+from ecinn.web.routes import api, operations
+from ecinn.web.security import Guarded, Hardened, error_answer
+from ecinn.web.service import Service, UnknownError
+from ecinn.web.settings import Settings
+from ecinn.web.uploads import TooLargeError, WrongTypeError
+
+_DESCRIPTION = (
+    "Counterfactual explanations of images in two network evaluations: what would have to be "
+    "different in a picture for the classifier to read it as another class. Errors are one line: "
+    '{"error": "…"}.'
+)
+
+
+def create_app(
+    catalogue: Catalogue,
+    settings: Settings | None = None,
+    *,
+    token: str | None = None,
+    page_folder: Path = page.FOLDER,
+) -> FastAPI:
+    """The service for these models.
+
+    Args:
+        token: every request to the API must then bear it.
+        page_folder: where the page's files are.
+    """
+    settings = settings or Settings()
+    metrics = Metrics()
+    service = Service(catalogue, settings, metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        with exact_convolutions():
+            service.start()
+            try:
+                yield
+            finally:
+                await service.close()
+
+    app = FastAPI(
+        title="ECINN",
+        version="1",
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.service = service
+    app.include_router(api(service, secured=token is not None))
+    app.include_router(operations(service, metrics, secured=token is not None))
+    _add_page(app, page_folder)
+    _add_errors(app)
+    # The last one added is the outermost.
+    app.add_middleware(Bounded, settings=settings)
+    app.add_middleware(Guarded, token=token, hosts=settings.hosts)
+    app.add_middleware(Hardened)
+    app.add_middleware(Observed, metrics=metrics)
+    return app
+
+
+def _add_page(app: FastAPI, folder: Path) -> None:
+    files = page.read_page(folder)
+
+    @app.get("/", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        return page.static_answer(files, page.INDEX, request)
+
+    @app.get("/static/{name:path}", include_in_schema=False)
+    async def static(name: str, request: Request) -> Response:
+        return page.static_answer(files, name, request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return documentation(app.openapi())
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Whatever is wrong with a request is said in one line and with the right status."""
+    statuses = {
+        InputError: 422,
+        UnknownError: 404,
+        TooLargeError: 413,
+        WrongTypeError: 415,
+    }
+
+    def answer(status: int) -> Any:  # noqa: ANN401
+        async def handler(_: Request, error: Exception) -> Response:
+            return error_answer(status, str(error))
+
+        return handler
+
+    for kind, status in statuses.items():
+        app.add_exception_handler(kind, answer(status))
+
+    @app.exception_handler(FullError)
+    async def full(_: Request, error: FullError) -> Response:
+        return error_answer(429, str(error), {"Retry-After": str(error.retry_after)})
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        lines = {
+            404: "there is nothing here: the page is at /, the API's words at /docs",
+            405: "this address is not for that method: see /docs",
+        }
+        return error_answer(
+            error.status_code, lines.get(error.status_code, str(error.detail)), error.headers
+        )
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return error_answer(*_validation(request, error))
+
+
+def _validation(request: Request, error: RequestValidationError) -> tuple[int, str]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    form = request.url.path.endswith("/files")
+    wanted = "multipart/form-data" if form else "application/json"
+    if request.method == "POST" and kind != wanted:
+        return 415, f"send {wanted}"
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return 400, "the body is not JSON"
+    where = [str(part) for part in first["loc"][1:]]
+    kinds = {kind.__name__ for kind in get_args(schemas.GivenImage)}
+    if kinds & set(where):
+        where = where[: next(place for place, part in enumerate(where) if part in kinds)]
+        first["msg"] = (
+            'an image is {"png": base64 of a file}, {"sample": number} or '
+            '{"pixels": rows of values from 0 to 255}'
+        )
+    return 422, f"{'.'.join(where) or 'body'}: {first['msg']}"[:300]

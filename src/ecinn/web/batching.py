@@ -1,0 +1,165 @@
+"""Concurrent requests joined into one piece of work: bounded queue, bounded wait, off the loop."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ecinn.errors import EcinnError
+
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
+Wanted = Callable[[], bool]
+"""Whether anybody still waits for what is being computed."""
+Compute = Callable[[Sequence[Ask], Wanted], Sequence[Answer | Exception]]
+"""Answers in the order asked; what is wrong with one of them is its answer."""
+
+LONGEST_RETRY = 60
+
+
+class FullError(EcinnError):
+    """The queue is full."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"too many requests are waiting: try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class AbandonedError(EcinnError):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a queue and of what is joined from it."""
+
+    queued: int
+    joined_cost: int
+    join_seconds: float
+    workers: int
+
+
+@dataclass
+class _Job(Generic[Ask, Answer]):
+    ask: Ask
+    key: Hashable
+    cost: int
+    answer: "asyncio.Future[Answer]"
+
+
+class Batcher(Generic[Ask, Answer]):
+    """Requests of the same key that wait at the same time are computed together.
+
+    All of its state belongs to the event loop; only `compute` runs in threads. A request that is
+    cancelled while it waits is never computed.
+    """
+
+    def __init__(
+        self,
+        compute: Compute[Ask, Answer],
+        bounds: Bounds,
+        *,
+        key: Callable[[Ask], Hashable],
+        cost: Callable[[Ask], int],
+        observe: Callable[[int, float], None] = lambda joined, seconds: None,
+    ) -> None:
+        """Args: observe: told how many requests were joined and how long they took."""
+        self._compute, self._bounds = compute, bounds
+        self._key, self._cost, self._observe = key, cost, observe
+        self._waiting: deque[_Job[Ask, Answer]] = deque()
+        self._arrived = asyncio.Event()
+        self._threads = ThreadPoolExecutor(bounds.workers, "ecinn-pass")
+        self._workers: list[asyncio.Task[None]] = []
+        self._seconds_per_job = 0.05
+
+    def start(self) -> None:
+        """Begin to work; in a running event loop."""
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self._bounds.workers)]
+
+    async def close(self) -> None:
+        """End; what still waits is cancelled, what is being computed is waited for."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for job in self._waiting:
+            job.answer.cancel()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue that somebody still waits for."""
+        return sum(not job.answer.done() for job in self._waiting)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until the queue will have emptied, as far as can be told."""
+        seconds = self.waiting * self._seconds_per_job / self._bounds.workers
+        return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
+
+    async def submit(self, ask: Ask) -> Answer:
+        """The answer, once it is computed together with others; FullError where too many wait."""
+        if len(self._waiting) >= self._bounds.queued:
+            self._forget()
+        if len(self._waiting) >= self._bounds.queued:
+            raise FullError(self.retry_after)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Job(ask, self._key(ask), self._cost(ask), answer))
+        self._arrived.set()
+        return await answer
+
+    def _forget(self) -> None:
+        """Drop those that nobody waits for."""
+        self._waiting = deque(job for job in self._waiting if not job.answer.done())
+
+    async def _work(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if self._bounds.join_seconds:
+                await asyncio.sleep(self._bounds.join_seconds)
+            if jobs := self._take():
+                await self._run(jobs)
+            elif not self._waiting:
+                self._arrived.clear()
+
+    def _take(self) -> list[_Job[Ask, Answer]]:
+        """The oldest request and, in their order, those that may join it."""
+        self._forget()
+        taken: list[_Job[Ask, Answer]] = []
+        left: deque[_Job[Ask, Answer]] = deque()
+        cost = 0
+        for job in self._waiting:
+            joins = not taken or (
+                job.key == taken[0].key and cost + job.cost <= self._bounds.joined_cost
+            )
+            if joins:
+                cost += job.cost
+            (taken if joins else left).append(job)
+        self._waiting = left
+        return taken
+
+    async def _run(self, jobs: list[_Job[Ask, Answer]]) -> None:
+        def wanted() -> bool:
+            return not all(job.answer.cancelled() for job in jobs)
+
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        asks = [job.ask for job in jobs]
+        answers: Sequence[Answer | Exception]
+        try:
+            answers = await loop.run_in_executor(self._threads, self._compute, asks, wanted)
+        except Exception as error:
+            answers = [error] * len(jobs)
+        seconds = time.perf_counter() - started
+        self._seconds_per_job += 0.2 * (seconds / len(jobs) - self._seconds_per_job)
+        self._observe(len(jobs), seconds)
+        for job, answer in zip(jobs, answers, strict=True):
+            if job.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                job.answer.set_exception(answer)
+            else:
+                job.answer.set_result(answer)

@@ -1,0 +1,110 @@
+"""The service under uvicorn: a socket, a log of one line per request, a shutdown that finishes."""
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ecinn.errors import InputError
+from ecinn.web.settings import Settings
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to that address; an InputError where it cannot be."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot listen on {host}:{port} ({reason}): choose another --host or --port"
+        ) from error
+    # Connections inherit it: else an answer's body waits 40 ms until its head is acknowledged.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody outside this machine can reach it."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def run(app: ASGIApp, listening: socket.socket, settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM, then finish what is in flight."""
+    server = uvicorn.Server(configuration(app, settings))
+    # Uvicorn raises the signal again when it is done: that it was stopped is no failure.
+    before = {kind: signal.signal(kind, _ignore) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run([listening])
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """Uvicorn's settings that ours ask for."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_protocol(settings.head_seconds),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=settings.connections,
+        timeout_graceful_shutdown=int(settings.answer_seconds + settings.body_seconds) + 1,
+        log_config=_log_settings(),
+    )
+
+
+def _protocol(head_seconds: float) -> type[asyncio.Protocol]:
+    class Impatient(H11Protocol):
+        """HTTP/1.1 that ends a connection whose headers do not arrive in time."""
+
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch(waiting=self.conn.their_state is h11.IDLE)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch(waiting=self.conn.their_state is h11.IDLE)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._watch(waiting=False)
+            super().connection_lost(exc)
+
+        def _watch(self, *, waiting: bool) -> None:
+            if waiting and self._timer is None:
+                self._timer = self.loop.call_later(head_seconds, self.transport.abort)
+            elif not waiting and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Impatient
+
+
+def _log_settings() -> dict[str, Any]:
+    """Everything to stderr; of a request nothing but its size, status and duration."""
+    quiet = {"handlers": ["stderr"], "level": "WARNING", "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": _FORMAT}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "loggers": {"uvicorn": quiet, "ecinn.web": quiet | {"level": "INFO"}},
+    }
+
+
+def _ignore(*_: object) -> None:
+    pass
