@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[Callable[[], b.Bijection], Shape]] = {
     "haar, one channel": (lambda: b.Haar(1), (1, 4, 6)),
     "haar, three channels": (lambda: b.Haar(3), (3, 4, 2)),
     "channel mix": (lambda: b.ChannelMix(5, _rng()), (5, 2, 3)),
+    "channel mix of fixed scale": (lambda: b.ChannelMix(5, _rng(), 0.8), (5, 2, 3)),
     "cosine mix": (lambda: b.CosineMix(6, _rng()), (6, 2, 3)),
     "coupling": (lambda: b.Coupling(4, b.convolutional_subnet(2, 4, 8), 1.5), (4, 4, 3)),
     "coupling, odd channels": (

@@ -20,7 +20,7 @@ from ecinn.training_state import TrainingState
 
 
 class OptimisationStep:
-    """One step of AdamW on one batch; on a GPU captured once as a CUDA graph and replayed."""
+    """One step on one batch; on a GPU captured once as a CUDA graph and replayed."""
 
     stage = "training"
     inverts = False
@@ -45,6 +45,7 @@ class OptimisationStep:
         self.averages: list[Tensor] = list(state.average.parameters())
         self.parameters: list[Tensor] = list(state.classifier.parameters())
         self._set_mode()
+        self.epoch = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             _prepare_for_gpu(state.classifier, inverse=self.inverts)
@@ -56,6 +57,7 @@ class OptimisationStep:
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed what is random and shuffle the images."""
+        self.epoch = epoch
         seed = self.experiment.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
@@ -65,8 +67,7 @@ class OptimisationStep:
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take a step; `done` is the share of the run that lies behind."""
         self.batch.copy_(batch)
-        rate = self.experiment.learning_rate * schedule(done, self.experiment.warm_up)
-        self._set_learning_rate(rate)
+        self._set_learning_rate(learning_rate(self.experiment, done, self.epoch))
         # The average starts short, so that it does not remember the first weights for long.
         decay = min(self.experiment.averaging, (1 + number) / (10 + number))
         self.averaging_weight.fill_(1 - decay)
@@ -78,7 +79,7 @@ class OptimisationStep:
     def _set_learning_rate(self, rate: float) -> None:
         for optimiser in self.state.descending:
             for group in optimiser.param_groups:
-                group["lr"].fill_(rate)
+                group["lr"].fill_(rate * group.get("multiple", 1.0))
 
     def read_figures(self) -> Float[Tensor, " figures"]:
         """Sums of loss, bits/dim and error since the last call."""
@@ -202,6 +203,14 @@ def batch_loss(
         error = (log_posterior.argmax(1) != labels).float().mean()
         figures = torch.stack([loss, equations.bits_per_dim(log_p, dim).mean(), error])
     return BatchLoss(loss, figures, x, z)
+
+
+def learning_rate(experiment: Experiment, done: float, epoch: int) -> float:
+    """Of a step in this epoch, counted from 0, when that share of the run lies behind."""
+    if experiment.descent is None:
+        return experiment.learning_rate * schedule(done, experiment.warm_up)
+    passed = sum(epoch >= milestone for milestone in experiment.descent.milestones)
+    return experiment.learning_rate * 0.1**passed
 
 
 def schedule(done: float, warm_up: float) -> float:

@@ -20,6 +20,9 @@ from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.critic import Critic
 from ecinn.pixels import to_pixels
 
+REMEMBERED = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
+"""What AdamW and Adam keep of every weight, and what gradient descent keeps."""
+
 
 @dataclass(frozen=True)
 class EpochRecord:
@@ -38,13 +41,13 @@ class TrainingState:
 
     classifier: GenerativeClassifier
     average: GenerativeClassifier
-    optimiser: torch.optim.AdamW
+    optimiser: torch.optim.Optimizer
     epoch: int = 0
     seconds: float = 0.0
     curve: list[EpochRecord] = field(default_factory=list)
     readout: nn.Linear | None = None
     """Reads all attributes of an image from its latent; no part of the model."""
-    readout_optimiser: torch.optim.AdamW | None = None
+    readout_optimiser: torch.optim.Optimizer | None = None
     teacher: nn.Module | None = None
     """Gives the log-odds of every attribute of an image; it does not change, nor is it kept."""
     origin: dict[str, str] = field(default_factory=dict)
@@ -154,10 +157,13 @@ class TrainingState:
             )
         for prefix, (network, optimiser) in self.optimisers.items():
             for name, parameter in network.named_parameters():
-                optimiser.state[parameter] = {
+                remembered = {
                     key: tensors[f"{prefix}.{key}.{name}"].to(parameter.device)
-                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    for key in REMEMBERED
+                    if f"{prefix}.{key}.{name}" in tensors
                 }
+                if remembered:
+                    optimiser.state[parameter] = remembered
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.curve = [EpochRecord(**record) for record in about["curve"]]
 
@@ -247,17 +253,32 @@ def _pair(
 
 def _optimiser(
     network: nn.Module, experiment: Experiment, device: torch.device
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """Weight decay for weight matrices and kernels alone, not for means, scales and shifts."""
+    means = [p for n, p in network.named_parameters() if n == "mu"]
     decayed = [p for n, p in network.named_parameters() if p.ndim > 1 and n != "mu"]
-    free = [p for n, p in network.named_parameters() if p.ndim == 1 or n == "mu"]
+    free = [p for n, p in network.named_parameters() if p.ndim == 1 and n != "mu"]
+    descent = experiment.descent
+    if descent is None:
+        groups = [
+            _group(decayed, experiment, device, weight_decay=experiment.weight_decay),
+            _group(free + means, experiment, device, weight_decay=0.0),
+        ]
+        return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
     groups = [
-        {"params": decayed, "weight_decay": experiment.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+        _group(decayed, experiment, device, weight_decay=experiment.weight_decay),
+        _group(free, experiment, device),
+        _group(means, experiment, device, momentum=0.0, multiple=descent.means_rate),
     ]
-    for group in groups:
-        group["lr"] = torch.tensor(experiment.learning_rate, device=device)
-    return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
+    return torch.optim.SGD(groups, momentum=descent.momentum, fused=True)
+
+
+def _group(
+    parameters: list[nn.Parameter], experiment: Experiment, device: torch.device, **how: float
+) -> dict[str, Any]:
+    """Weights with a learning rate of their own, in a tensor that a captured graph can read."""
+    rate = torch.tensor(experiment.learning_rate, device=device)
+    return {"params": parameters, "lr": rate, **how}
 
 
 def _critic_optimiser(

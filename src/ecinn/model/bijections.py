@@ -122,12 +122,17 @@ class Haar(Bijection):
 
 
 class AffineMix(Bijection):
-    """R(e^s ⊙ x + b): a learned affine map per channel, then a fixed orthogonal matrix R."""
+    """R(e^s ⊙ x + b): an affine map per channel, then a fixed orthogonal matrix R.
 
-    def __init__(self, channels: int) -> None:
+    Args:
+        scale: e^s if it shall not be learned, as in IB-INN; then b is zero.
+    """
+
+    def __init__(self, channels: int, scale: float | None = None) -> None:
         super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(channels))
-        self.shift = nn.Parameter(torch.zeros(channels))
+        log_scale = torch.full((channels,), 0.0 if scale is None else math.log(scale))
+        self.log_scale = nn.Parameter(log_scale, requires_grad=scale is None)
+        self.shift = nn.Parameter(torch.zeros(channels), requires_grad=scale is None)
 
     @abstractmethod
     def matrix(self) -> Kernel:
@@ -146,8 +151,10 @@ class AffineMix(Bijection):
 class ChannelMix(AffineMix):
     """R is a random rotation."""
 
-    def __init__(self, channels: int, generator: torch.Generator) -> None:
-        super().__init__(channels)
+    def __init__(
+        self, channels: int, generator: torch.Generator, scale: float | None = None
+    ) -> None:
+        super().__init__(channels, scale)
         gaussian = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
         orthogonal, triangular = torch.linalg.qr(gaussian)
         rotation = orthogonal * triangular.diagonal().sign()
@@ -163,8 +170,10 @@ class ChannelMix(AffineMix):
 class CosineMix(AffineMix):
     """R is the orthonormal DCT of the channels in random order: only the order needs storing."""
 
-    def __init__(self, channels: int, generator: torch.Generator) -> None:
-        super().__init__(channels)
+    def __init__(
+        self, channels: int, generator: torch.Generator, scale: float | None = None
+    ) -> None:
+        super().__init__(channels, scale)
         self.register_buffer("order", torch.randperm(channels, generator=generator))
         self.order: Tensor
         cosines = _dct_matrix(channels)[:, :, None, None]
@@ -287,7 +296,10 @@ def _norm(kind: Norm, width: int) -> nn.Module:
     # are what IB-INN uses, and on faces explode in evaluation mode.
     if kind == "group":
         return nn.GroupNorm(math.gcd(width, 8), width)
-    return nn.BatchNorm2d(width) if kind == "batch" else nn.Identity()
+    if kind == "none":
+        return nn.Identity()
+    # IB-INN's numbers: in evaluation the statistics are those of the last batch.
+    return nn.BatchNorm2d(width, eps=1e-4, momentum=0.999)
 
 
 def convolutional_subnet(
@@ -298,13 +310,17 @@ def convolutional_subnet(
     norm: Norm = "group",
     dropout: float = 0.0,
     stride: int = 1,
+    start_at_zero: bool = True,
 ) -> nn.Sequential:
-    """Two 3×3 convolutions and a 1×1 that starts at zero: a coupling starts as the identity."""
+    """Two 3×3 convolutions and a 1×1 that starts at zero: a coupling starts as the identity.
+
+    Args:
+        start_at_zero: if not, all three start at random, as in IB-INN.
+    """
     last = nn.Conv2d(width, channels_out, 1)
-    nn.init.zeros_(last.weight)
     assert last.bias is not None
     nn.init.zeros_(last.bias)
-    return nn.Sequential(
+    subnet = nn.Sequential(
         nn.Conv2d(channels_in, width, 3, padding=1, stride=stride),
         _norm(norm, width),
         nn.ReLU(),
@@ -314,6 +330,13 @@ def convolutional_subnet(
         nn.Dropout2d(dropout) if dropout else nn.Identity(),
         last,
     )
+    if start_at_zero:
+        nn.init.zeros_(last.weight)
+    else:
+        for layer in subnet:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight)
+    return subnet
 
 
 def fully_connected_subnet(

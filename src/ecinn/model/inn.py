@@ -32,6 +32,8 @@ class Stage:
 
     couplings: int
     width: int
+    dropout: float | None = None
+    """Instead of the architecture's."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,13 @@ class Architecture:
     [0, 1]; at 0 it is linear, as in IB-INN."""
     mixing: str = "rotation"
     """Of channels, after every coupling: "rotation" (random, kept in the file) or "cosine"."""
+    channel_scale: float | None = None
+    """Fixed factor of all channels after every coupling whose subnet starts at random, as in
+    IB-INN; None: subnets start at zero, and scale and shift of every channel are learned."""
     norm: Norm = "group"
     dropout: float = 0.0
+    dense_dropout: float | None = None
+    """Instead of that, in the fully connected coupling."""
     seed: int = 0
     """Fixes rotations, permutations and first weights."""
 
@@ -106,14 +113,15 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
         if index:
             downsampling = _downsampling(a, channels, stage.width)
             channels, height, width = 4 * channels, height // 2, width // 2
-            layers.append(Chain([downsampling, mix(channels, generator)]))
+            layers.append(Chain([downsampling, mix(channels, generator, a.channel_scale)]))
         for _ in range(stage.couplings):
-            coupling = _coupling(a, channels, stage.width)
-            layers.append(Chain([coupling, mix(channels, generator)]))
+            coupling = _coupling(a, channels, stage)
+            layers.append(Chain([coupling, mix(channels, generator, a.channel_scale)]))
     layers.append(DCTPooling(channels, height, width))
     for _ in range(a.dense_couplings if a.dense_width else 0):
         half = a.dim // 2
-        subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, a.dropout)
+        dropout = a.dropout if a.dense_dropout is None else a.dense_dropout
+        subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, dropout)
         layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, a.clamp)]
     return layers
 
@@ -129,10 +137,16 @@ def latent_frequencies(architecture: Architecture) -> Int[Tensor, " dim"] | None
     return frequency.sort().values.repeat_interleave(a.dim // len(frequency))
 
 
-def _coupling(a: Architecture, channels: int, width: int) -> Coupling:
+def _coupling(a: Architecture, channels: int, stage: Stage) -> Coupling:
     half = channels // 2
+    dropout = a.dropout if stage.dropout is None else stage.dropout
     subnet = convolutional_subnet(
-        half, 2 * (channels - half), width, norm=a.norm, dropout=a.dropout
+        half,
+        2 * (channels - half),
+        stage.width,
+        norm=a.norm,
+        dropout=dropout,
+        start_at_zero=a.channel_scale is None,
     )
     return Coupling(channels, subnet, a.clamp)
 
@@ -144,6 +158,12 @@ def _downsampling(a: Architecture, channels: int, width: int) -> Bijection:
         return Squeeze()
     half = channels // 2
     subnet = convolutional_subnet(
-        half, 8 * (channels - half), width, norm=a.norm, dropout=a.dropout, stride=2
+        half,
+        8 * (channels - half),
+        width,
+        norm=a.norm,
+        dropout=a.dropout,
+        stride=2,
+        start_at_zero=a.channel_scale is None,
     )
     return DownsamplingCoupling(channels, subnet, a.clamp)

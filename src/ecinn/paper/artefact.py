@@ -1,6 +1,6 @@
 """A figure or table of the paper: its name, what it needs, and how it is made."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -44,10 +44,14 @@ class Made:
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
     """Written as PDF and PNG."""
+    books: Mapping[str, Sequence[Figure]] = field(default_factory=dict)
+    """Written as PDF, a page for every figure."""
     pages: Mapping[str, str] = field(default_factory=dict)
     """Markdown."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Written as JSON: what a figure shows, or a table's numbers."""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """What stands below a figure in the list of all that was made; Markdown."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +64,5 @@ class Artefact:
     """What it shows, in a line."""
     make: Callable[[Context], Made]
     needs: frozenset[Need] = frozenset()
+    reported: str = ""
+    """What the paper shows and says there, in a sentence or two."""

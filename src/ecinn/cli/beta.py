@@ -1,0 +1,131 @@
+"""`ecinn beta`: train a model for every β of Figure 10 and keep what the figure shows."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from ecinn import training
+from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.cli.app import Device, app, device_name, err, out, plain
+from ecinn.cli.progress import bars, load_images, training_bar
+from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError, InterruptedRunError
+from ecinn.evaluation import evaluate
+from ecinn.experiments import Experiment
+from ecinn.files import output_folder
+from ecinn.paper import beta_models
+from ecinn.pretrained import Model
+
+
+@app.command()
+def beta(
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for models and results.")],
+    betas: Annotated[
+        list[float] | None,
+        typer.Option("--beta", help="One β; repeat it for more. Eight from 0.02 to 50 if none."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many training and test images.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the digits that are shown.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Train models at ascending β for Figure 10; run again, it goes on where it stopped."""
+    chosen = torch.device(device_name(device))
+    asked = sorted(set(betas or beta_models.BETAS))
+    wanted = [beta_models.settings(value, epochs) for value in asked]
+    train = load_images("mnist", "train").first(limit)
+    test = load_images("mnist", "test").first(limit)
+    places = beta_models.draw_digits(test, seed)
+    output_folder(out_dir)
+    results = out_dir / beta_models.FILE
+    models: list[Checkpoint] = []
+    try:
+        for number, settings in enumerate(wanted, 1):
+            folder = out_dir / f"beta-{settings.beta:g}"
+            which = f"β = {settings.beta:g} ({number}/{len(wanted)})"
+            model = _finished(folder, settings, train, test)
+            if model is None:
+                model = _train(settings, train, test, folder, chosen, which)
+            else:
+                err.print(f"{which}: trained already")
+            models.append(model)
+            beta_models.save(beta_models.compare(models, test, places, chosen), results)
+            _say(model)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted; go on with the same command") from None
+    out.print(f"wrote {plain(str(results))}", soft_wrap=True)
+
+
+def _finished(
+    folder: Path, settings: Experiment, train: Dataset, test: Dataset
+) -> Checkpoint | None:
+    """The model that an earlier run trained and measured there."""
+    path = folder / training.MODEL_FILE
+    if not path.is_file():
+        return None
+    model = load_checkpoint(path)
+    if not model.metrics:
+        return None
+    images = (model.training["training_images"], model.metrics["n"])
+    if model.experiment != settings or images != (len(train), len(test)):
+        raise InputError(f"{path} was trained with other settings: choose another folder")
+    return model
+
+
+def _train(
+    settings: Experiment,
+    train: Dataset,
+    test: Dataset,
+    folder: Path,
+    device: torch.device,
+    which: str,
+) -> Checkpoint:
+    """Train, or go on, and measure; what was needed to go on is removed at the end."""
+    with _bar(which) as observe:
+        model = training.train(
+            settings, train, folder, device=device, resume=True, observe=observe
+        )
+    with bars() as observe_measuring:
+        result = evaluate(
+            Model(model, device),
+            test,
+            observe=lambda done: observe_measuring(f"{which}: measuring", done, len(test)),
+        )
+    model.classifier.cpu()
+    model = dataclasses.replace(model, metrics=dataclasses.asdict(result))
+    save_checkpoint(model, folder / training.MODEL_FILE)
+    for name in training.STATE_FILES:
+        (folder / name).unlink(missing_ok=True)
+    return model
+
+
+def _say(model: Checkpoint) -> None:
+    metrics = model.metrics
+    out.print(
+        f"β = {model.experiment.beta:g}: {100 * (1 - metrics['error']):.2f} % right, "
+        f"{metrics['bits_per_dim']:.3f} bits/dim, {100 * metrics['reached_q']:.2f} % reach q"
+    )
+
+
+@contextmanager
+def _bar(which: str) -> Iterator[Callable[[training.Progress], None]]:
+    """Epoch, loss, error and speed under a bar."""
+    with training_bar() as show:
+
+        def observe(p: training.Progress) -> None:
+            words = (
+                f"{which}, epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  "
+                f"bits/dim {p.bits_per_dim:.3f}  error {100 * p.error:.2f} %  "
+                f"{p.images_per_second:,.0f} images/s"
+            )
+            ended = p.step * p.epochs == p.epoch * p.steps
+            show(words, p.step, p.steps, p.seconds_left if ended else None)
+
+        yield observe

@@ -1,0 +1,27 @@
+"""All figures, tables and claims, in the paper's order."""
+
+from ecinn.paper import digits
+from ecinn.paper.artefact import Artefact
+from ecinn.paper.claims import CLAIMS
+from ecinn.paper.faces import FIGURE_8, FIGURE_9
+from ecinn.paper.geometry import FIGURE_2
+from ecinn.paper.pipeline import FIGURE_1
+from ecinn.paper.supplement import SUPPLEMENT
+from ecinn.paper.table_1 import TABLE_1
+from ecinn.paper.trade_off import FIGURE_10
+
+ARTEFACTS: tuple[Artefact, ...] = (
+    FIGURE_1,
+    FIGURE_2,
+    digits.FIGURE_3,
+    digits.FIGURE_4,
+    digits.FIGURE_5,
+    digits.FIGURE_6,
+    digits.FIGURE_7,
+    FIGURE_8,
+    FIGURE_9,
+    FIGURE_10,
+    TABLE_1,
+    CLAIMS,
+    *SUPPLEMENT,
+)

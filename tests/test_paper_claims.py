@@ -1,0 +1,339 @@
+"""The paper's claims: every measurement by an independent route, and broken things are refuted."""
+
+import copy
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.audit import rate
+from ecinn.benchmark.quality import random_of_class
+from ecinn.data.fake_mnist import FAKE_MNIST_CUE, load_fake_mnist
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import InputError
+from ecinn.judges import load_judges, scaled
+from ecinn.metrics.intervals import confidence_interval
+from ecinn.paper import claim_counterfactuals as digits
+from ecinn.paper import claim_planted as planted
+from ecinn.paper import claim_strokes as strokes
+from ecinn.paper import claim_wording as wording
+from ecinn.paper.artefact import Context
+from ecinn.paper.beta_models import TradeOff
+from ecinn.paper.claim import Claim, of_share, of_votes, page
+from ecinn.paper.claim_measures import Sample, explained_sample, pearson, spearman
+from ecinn.paper.claim_trade_off import trade_off
+from ecinn.paper.claims import CLAIMS, Sizes, measure_claims
+from ecinn.pixels import to_pixels, to_uint8
+from ecinn.pretrained import Model, load
+
+N = 48
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return explained_sample(load("mnist"), load_mnist("test"), N, 0)
+
+
+@pytest.fixture(scope="module")
+def dots() -> Sample:
+    return explained_sample(load("fakemnist"), load_fake_mnist("test"), N, 0)
+
+
+@pytest.fixture(scope="module")
+def judges():
+    return load_judges("mnist")
+
+
+def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
+    """The same sample whose convincing counterfactuals are these 8-bit images."""
+    (part,) = sample.parts
+    part = dataclasses.replace(part, convincing=to_pixels(images)[:, None])
+    return dataclasses.replace(sample, parts=(part,))
+
+
+def broken(sample: Sample) -> Sample:
+    """A model whose measured means belong to other classes."""
+    model = Model(copy.copy(sample.model.checkpoint))
+    model.mu_bar = sample.model.mu_bar.roll(3, 0)
+    return explained_sample(model, load_mnist("test"), N, 0)
+
+
+def test_correlations_are_those_of_scipy_and_intervals_cover_them(generator) -> None:
+    a = torch.randn(300, generator=generator).double()
+    b = 0.6 * a + 0.8 * torch.randn(300, generator=generator) + (a > 1)
+    rounded = (2 * b).round()  # with ties
+    for ours, theirs, other in (
+        (pearson, scipy.stats.pearsonr, b),
+        (spearman, scipy.stats.spearmanr, rounded),
+    ):
+        found = ours(a, other, generator)
+        assert found.mean == pytest.approx(theirs(a.numpy(), other.numpy()).statistic)
+        # Fisher's interval is half as wide to within a third.
+        width = 2 * 1.96 * (1 - found.mean**2) / math.sqrt(300)
+        assert found.high - found.low == pytest.approx(width, rel=1 / 3)
+        assert found.low < found.mean < found.high
+    gaps = torch.where(torch.arange(300) == 5, torch.nan, b)
+    kept = [i for i in range(300) if i != 5]
+    assert pearson(a, gaps, generator).mean == pytest.approx(np.corrcoef(a[kept], b[kept])[0, 1])
+    with pytest.raises(InputError, match="3 pairs"):
+        pearson(a[:2], b[:2], generator)
+
+
+def test_two_evaluations_are_counted_and_a_third_refutes(sample, monkeypatch) -> None:
+    claim = digits.two_evaluations(sample, repeats=1)
+    assert (claim.verdict, claim.numbers["encodes"], claim.numbers["decodes"]) == (
+        "supported", 1, 1,
+    )  # fmt: skip
+    once = digits.counterfactual
+
+    def twice(classifier, mu_bar, x, q):
+        classifier.encode_with_log_det(x)
+        return once(classifier, mu_bar, x, q)
+
+    monkeypatch.setattr(digits, "counterfactual", twice)
+    assert digits.two_evaluations(sample, repeats=1).verdict == "refuted"
+
+
+def test_tipping_points_tie_by_distances_and_a_wrong_alpha_is_refuted(sample, monkeypatch) -> None:
+    claim = digits.tipping_points(sample)
+    assert claim.numbers["tied"].share == 1
+    model = sample.model
+    z = model.classifier.encode(model.pixels(sample.images)).double()
+    alpha = sample.gather(lambda e: e.alpha_0).double()
+    moved = z + alpha * (model.mu_bar[sample.q] - model.mu_bar[sample.p])
+    apart = [
+        (moved - model.classifier.mu[label].double()).norm(dim=1) for label in (sample.p, sample.q)
+    ]
+    torch.testing.assert_close(apart[0], apart[1], atol=1e-4, rtol=0)
+    stored = model.predict(to_uint8(sample.gather(lambda e: e.tipping_point[:, 0])))
+    rows = torch.arange(N)
+    expected = (stored[rows, sample.p] - stored[rows, sample.q]).abs().median()
+    assert claim.numbers["stored_median"] == pytest.approx(float(expected), abs=1e-3)
+    right = equations.tipping_point_alpha
+    monkeypatch.setattr(equations, "tipping_point_alpha", lambda *a: right(*a) + 0.3)
+    wrong = explained_sample(model, load_mnist("test"), N, 0)
+    assert digits.tipping_points(wrong).verdict == "refuted"
+
+
+def test_a_broken_model_reaches_nothing_and_convinces_nobody(sample, judges) -> None:
+    assert digits.reaches_target(sample).verdict in ("supported", "partly")
+    assert digits.reaches_target(sample).numbers["reached"].share >= 0.95
+    wrong = broken(sample)
+    assert digits.reaches_target(wrong).verdict == "refuted"
+    assert digits.convinces_others(wrong, judges).verdict == "refuted"
+
+
+def test_oracles_are_asked_about_the_stored_images(sample, judges) -> None:
+    claim = digits.convinces_others(sample, judges)
+    network = judges.networks.fully_connected
+    read = network(scaled(to_uint8(sample.gather(lambda e: e.convincing[:, 0])))).argmax(1)
+    share = claim.numbers["fully connected"].share
+    assert share == pytest.approx(float((read == sample.q).double().mean()))
+    same = with_counterfactuals(sample, sample.images)
+    assert digits.convinces_others(same, judges).verdict == "refuted"
+    # The unchanged digit is read as p, so nobody is torn.
+    (part,) = sample.parts
+    untouched = dataclasses.replace(part, tipping_point=part.x[:, None])
+    unmoved = dataclasses.replace(sample, parts=(untouched,))
+    torn = digits.torn_oracles(unmoved, judges)
+    assert torn.verdict == "refuted"
+    assert torn.numbers["convolutional"]["p"].share > 0.9
+
+
+def test_the_way_is_minimal_only_along_the_models_own_means(sample) -> None:
+    claim = digits.minimal(sample, N)
+    model = sample.model
+    mu, mu_bar = model.classifier.mu.double(), model.mu_bar.double()
+    angle = torch.nn.functional.cosine_similarity(
+        mu[sample.q] - mu[sample.p], mu_bar[sample.q] - mu_bar[sample.p]
+    )
+    assert claim.numbers["times_shortest"].mean == pytest.approx(float((1 / angle).mean()))
+    straight = Model(sample.model.checkpoint)
+    straight.mu_bar = model.classifier.mu.detach()
+    assert digits.minimal(dataclasses.replace(sample, model=straight), N).verdict == "supported"
+
+
+def test_inverse_and_nearest_mean(sample) -> None:
+    assert digits.exact_inverse(sample).verdict == "supported"
+    (part,) = sample.parts
+    worse = dataclasses.replace(part, round_trip_error=part.round_trip_error + 0.01)
+    assert digits.exact_inverse(dataclasses.replace(sample, parts=(worse,))).verdict == "refuted"
+    assert digits.nearest_mean(sample, N).numbers["same"].share == 1
+
+
+def test_copies_keep_every_feature_and_random_images_of_q_keep_none(sample) -> None:
+    data = load_mnist("test").first(400)
+    copies = strokes.features_kept(with_counterfactuals(sample, sample.images), data, 0)
+    for kept in copies.numbers.values():
+        assert kept["r"].mean == pytest.approx(1)
+        assert kept["change"] == 0
+    other = random_of_class(data, sample.q, torch.Generator().manual_seed(5))
+    lost = strokes.features_kept(with_counterfactuals(sample, other), data, 0)
+    assert lost.verdict == "refuted"
+    assert all(abs(kept["within"].mean) < 0.5 for kept in lost.numbers.values())
+
+
+def test_features_within_classes_by_regression_on_classes(sample) -> None:
+    """What is left of a feature when the mean of its class in the pool is taken away."""
+    data = load_mnist("test").first(400)
+    kept = strokes.kept_features(sample, data, 0)["slant"]
+    slant = strokes.FEATURES["slant"]
+    every, labels = slant(data.images).numpy(), data.labels.numpy()
+    means = np.array([every[labels == label].mean() for label in range(10)])
+    before = slant(sample.images).numpy() - means[sample.p]
+    after = slant(sample.stored).numpy() - means[sample.q]
+    assert kept.within.mean == pytest.approx(np.corrcoef(before, after)[0, 1])
+    control = np.corrcoef(slant(sample.images), slant(sample.real))[0, 1]
+    assert kept.control.mean == pytest.approx(control)
+
+
+def test_diversity_of_one_picture_is_refuted_and_realism_of_noise(sample, judges) -> None:
+    same = torch.stack([sample.real[sample.q == q][0] for q in sample.q])
+    assert digits.diverse(with_counterfactuals(sample, same)).verdict == "refuted"
+    assert digits.diverse(with_counterfactuals(sample, sample.real)).verdict == "supported"
+    noise = torch.randint(256, sample.real.shape, generator=torch.Generator().manual_seed(0))
+    data = load_mnist("test").first(500)
+    claim = digits.realistic(with_counterfactuals(sample, noise.to(torch.uint8)), judges, data)
+    assert claim.verdict == "refuted"
+
+
+def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
+    cue = FAKE_MNIST_CUE
+    assert planted.few_class_pixels(cue).verdict == "supported"
+    assert planted.only_dots_change(dots, cue, judges, 0).verdict in ("supported", "partly")
+    perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
+    claim = planted.only_dots_change(perfect, cue, judges, 0)
+    assert claim.numbers["inside"].mean == pytest.approx(1)
+    assert claim.numbers["outside_grey_levels"].mean == 0
+    assert claim.numbers["truth"].share == 1
+    elsewhere = planted.only_dots_change(with_counterfactuals(dots, dots.real), cue, judges, 0)
+    assert elsewhere.verdict == "refuted"  # the dot is right, but so much else has changed
+    assert elsewhere.numbers["truth"].share == 1
+    same = planted.only_dots_change(with_counterfactuals(dots, dots.images), cue, judges, 0)
+    assert same.verdict == "refuted"
+
+
+def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
+    claim = planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0)
+    change = dots.change[:, 0].double().numpy()
+    shares, outside = [], []
+    for one, p, q in zip(change, dots.p.tolist(), dots.q.tolist(), strict=True):
+        shares.append((one[p, 0] ** 2 + one[q, 0] ** 2) / (one**2).sum())
+        outside.append((np.abs(one).sum() - np.abs(one[:10, 0]).sum()) / 774 * 256)
+    assert claim.numbers["inside"].mean == pytest.approx(np.mean(shares))
+    assert claim.numbers["outside_grey_levels"].mean == pytest.approx(np.mean(outside), rel=1e-4)
+
+
+def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
+    cue = FAKE_MNIST_CUE
+    claim = planted.tipping_points_have_no_dot(dots, cue)
+    stored = dots.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
+    of_q = [float(stored[i, q, 0]) for i, q in enumerate(dots.q.tolist())]
+    assert claim.numbers["q"].mean == pytest.approx(np.mean(of_q))
+    (part,) = dots.parts
+    bright = dataclasses.replace(part, tipping_point=part.x[:, None])
+    lit = dataclasses.replace(dots, parts=(bright,))
+    assert planted.tipping_points_have_no_dot(lit, cue).verdict == "refuted"
+    nothing = planted.nothing_says_nothing(dots, cue)
+    blank = dots.images.clone()
+    blank[:, 0, :10, 0] = 0
+    surest = dots.model.predict(blank).amax(1).double().mean()
+    assert nothing.numbers["surest"].mean == pytest.approx(float(surest))
+    assert planted.reaches_target(dots).verdict in ("supported", "partly")
+
+
+def test_what_is_vague_is_measured(sample) -> None:
+    assert wording.same_class(sample).numbers["alpha_is_nan"]
+    bits = wording.bits_per_dim(sample).numbers
+    assert bits["constant"] == pytest.approx(math.log2(2 * math.pi / 2))
+    assert bits["exact"]["MNIST"] == pytest.approx(3.54, abs=0.005)
+    posterior = sample.gather(lambda e: e.tipping_certificate.posterior[:, 0])
+    best = posterior.argsort(1, descending=True)[:, 0]
+    # p and q tie, so a third class wins where it alone is first.
+    third = [w not in (p, q) for w, p, q in zip(best, sample.p, sample.q, strict=True)]
+    assert wording.third_class(sample).numbers["latent"].count == sum(map(bool, third))
+    alpha_0 = sample.gather(lambda e: e.alpha_0[:, 0])
+    assert wording.alpha_1(sample).numbers["beyond"].count == int((alpha_0 < 1.6).sum())
+    x = sample.gather(lambda e: e.x)
+    ends = sample.gather(lambda e: torch.cat([e.tipping_point, e.convincing], 1)) - x[:, None]
+    cosine = torch.nn.functional.cosine_similarity(*ends.flatten(2).double().unbind(1))
+    found = wording.which_alpha(sample).numbers["cosine"]
+    assert found.mean == pytest.approx(float(cosine.mean()))
+
+
+def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges) -> None:
+    claim = wording.comparable_errors(sample, judges)
+    assert claim.verdict == "supported"
+    metrics = sample.model.checkpoint.metrics
+    assert claim.numbers["INN"].count == round(metrics["error"] * metrics["n"])
+    worse = dataclasses.replace(sample.model.checkpoint, metrics={**metrics, "error": 0.05})
+    wrong = dataclasses.replace(sample, model=Model(worse))
+    assert wording.comparable_errors(wrong, judges).verdict == "refuted"
+
+
+def test_beta_trades_errors_for_bits_or_it_does_not(judges) -> None:
+    data = load_mnist("test")
+    threes = data.images[data.labels == 3][:9]
+    others = data.images[data.labels == 8][:9]
+    result = TradeOff(
+        beta=(0.1, 1.4, 50.0),
+        error=(0.3, 0.02, 0.01),
+        bits_per_dim=(3.0, 3.2, 5.0),
+        reached_q=(0.9, 1.0, 1.0),
+        target=3,
+        places=tuple(range(9)),
+        training={},
+        images=others,
+        counterfactuals=torch.stack([others, threes, others]),
+        reached=torch.ones(3, 9, dtype=torch.bool),
+    )
+    claim = trade_off(result, judges)
+    assert claim.verdict == "supported"
+    assert [share.share > 0.5 for share in claim.numbers["convinced"]] == [False, True, False]
+    backwards = dataclasses.replace(
+        result,
+        error=result.error[::-1],
+        bits_per_dim=result.bits_per_dim[::-1],
+        counterfactuals=torch.stack([threes, others, threes]),
+    )
+    assert trade_off(backwards, judges).verdict == "refuted"
+
+
+def test_verdicts_of_shares_and_votes() -> None:
+    share = lambda k, n: rate(torch.arange(n) < k)  # noqa: E731
+    assert of_share(share(1000, 1000), 0.99) == "supported"
+    assert of_share(share(95, 100), 0.99) == "partly"
+    assert of_share(share(30, 100), 0.99) == "refuted"
+    assert [of_votes(v) for v in ([True, True], [True, False], [False, False])] == [
+        "supported", "partly", "refuted",
+    ]  # fmt: skip
+
+
+def test_all_claims_are_on_the_page() -> None:
+    sizes = Sizes(digits=40, searched=4, maps=2, twins=1, twin_images=192)
+    claims = measure_claims(Context(), sizes)
+    names = [claim.name for claim in claims]
+    assert len(set(names)) == len(names) >= 28
+    text = page(claims, "# Claims")
+    for claim in claims:
+        assert text.count(claim.says) == 2  # at a glance, and with what was measured
+        assert claim.measured in text
+        assert "nan %" not in claim.measured
+    assert "--celeba" in text  # faces are skipped with a line that says so
+    assert CLAIMS.name == "claims"
+    assert not CLAIMS.needs
+
+
+def test_artefact_is_a_page_and_json(monkeypatch) -> None:
+    share = confidence_interval(torch.rand(9).double(), generator=torch.Generator().manual_seed(0))
+    claim = Claim("a", "1", "It is so.", "supported", "Yes.", numbers={"share": share})
+    monkeypatch.setattr("ecinn.paper.claims.measure_claims", lambda context: [claim])
+    made = CLAIMS.make(Context())
+    assert "*Supported.* Yes." in made.pages["claims"]
+    assert json.loads(json.dumps(made.data["claims"]))[0]["name"] == "a"

@@ -1,0 +1,168 @@
+"""Figures 3 to 7: they show what their captions say, and nobody chose what."""
+
+import numpy as np
+import pytest
+import torch
+
+from ecinn import pictures
+from ecinn.data.dataset import Dataset
+from ecinn.data.fake_mnist import FAKE_MNIST_CUE
+from ecinn.errors import InputError
+from ecinn.paper import digits
+from ecinn.paper.artefact import Context
+from ecinn.paper.draws import draw, generator
+from ecinn.paper.explained import columns, every_target
+from ecinn.pixels import to_pixels
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    return Context(seed=0)
+
+
+def shown_images(figure) -> list[np.ndarray]:
+    return [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
+
+
+def captions(figure) -> list[str]:
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_draws_are_random_right_and_the_same_again(context) -> None:
+    model, data = digits.mnist(context)
+    among = data.labels == 8
+    first = draw(model, data, among, 70, torch.Generator().manual_seed(5))
+    again = draw(model, data, among, 70, torch.Generator().manual_seed(5))
+    assert torch.equal(first, again)
+    assert len(first.unique()) == 70
+    assert (data.labels[first] == 8).all()
+    assert (model.predict(data.images[first]).argmax(1) == 8).all()
+    other = draw(model, data, among, 70, generator(context, 9))
+    assert not torch.equal(first, other)
+    # Not the first ones of the file.
+    assert first.max() > 5000
+
+
+def test_too_few_images_are_said(context) -> None:
+    model, data = digits.mnist(context)
+    mislabelled = Dataset(data.images[:3], (data.labels[:3] + 1) % 10, data.class_names)
+    with pytest.raises(InputError, match="only 0 of 3"):
+        draw(model, mislabelled, torch.ones(3, dtype=torch.bool), 1, torch.Generator())
+
+
+def test_figure_3_has_a_sample_of_every_class_with_its_dot(context) -> None:
+    made = digits.FIGURE_3.make(context)
+    images = shown_images(made.figures["figure-3"])
+    whole, strips = images[::2], images[1::2]
+    for label, (image, strip) in enumerate(zip(whole, strips, strict=True)):
+        assert np.array_equal(strip, image[:10, :2])
+        assert strip[:, 0, 0].argmax() == label
+        assert (strip[:, 0, 0] > 0).sum() == 1
+    assert [row["label"] for row in made.data["figure-3"]] == list(range(10))
+    data = context.data("fakemnist", "test")
+    places = [row["test_image"] for row in made.data["figure-3"]]
+    assert np.array_equal(whole[7], pictures.image_array(data.images[places[7]]))
+
+
+def test_figure_4_moves_the_dot_and_keeps_the_digit(context) -> None:
+    made = digits.FIGURE_4.make(context)
+    rows = made.data["figure-4"]
+    assert [row["q"] for row in rows] == list("123456789")
+    assert {row["p"] for row in rows} == {"0"}
+    images = shown_images(made.figures["figure-4"])[::2]
+    inputs, tipping, convincing = images[:9], images[9:18], images[18:27]
+    mask = FAKE_MNIST_CUE.mask.numpy()
+    for target in range(9):
+        x, x_hat = inputs[target][..., 0].astype(int), convincing[target][..., 0].astype(int)
+        assert x_hat[:10, 0].argmax() == target + 1
+        assert np.abs(x_hat - x)[~mask].mean() < 3
+        # At the tipping point there is almost no dot.
+        assert tipping[target][:10, 0].max() < 128
+        assert rows[target]["reached"]
+
+
+@pytest.mark.parametrize(
+    ("artefact", "p", "q"),
+    [
+        (digits.FIGURE_5, ["3"] * 9, list("012456789")),
+        (digits.FIGURE_6, list("123456789"), ["0"] * 9),
+        (digits.FIGURE_7, ["4"] * 9, ["9"] * 9),
+    ],
+)
+def test_figures_of_digits(context, artefact, p, q) -> None:
+    made = artefact.make(context)
+    rows, figure = made.data[artefact.name], made.figures[artefact.name]
+    assert [row["p"] for row in rows] == p
+    assert [row["q"] for row in rows] == q
+    model, data = digits.mnist(context)
+    images = shown_images(figure)
+    assert len(images) == 36
+    words = captions(figure)
+    for column, row in enumerate(rows):
+        assert int(data.labels[row["test_image"]]) == int(row["p"])
+        shown = pictures.image_array(data.images[row["test_image"]])
+        assert np.array_equal(images[column], shown)
+        # What is written is what the model says of the very pixels that are shown.
+        x_hat = torch.from_numpy(images[18 + column][..., 0].copy())[None, None]
+        posterior = model.predict(x_hat)[0]
+        assert float(posterior[int(row["q"])]) == pytest.approx(
+            row["convincing_stored"][row["q"]], abs=1e-3
+        )
+        tie = row["tipping_point"]
+        assert tie[row["p"]] == pytest.approx(tie[row["q"]], abs=1e-3)
+        heading = f"{row['p']} → {row['q']}"
+        assert heading in words
+        # The heatmap is white where nothing changes, red where light is added.
+        change = x_hat[0, 0].numpy().astype(int) - shown[..., 0]
+        red, blue = (
+            images[27 + column][..., 0].astype(int),
+            images[27 + column][..., 2].astype(int),
+        )
+        assert (red >= blue)[change > 40].all()
+        assert (red <= blue)[change < -40].all()
+        assert (np.abs(images[27 + column].astype(int) - 255).max(-1) < 40)[
+            change == 0
+        ].mean() > 0.95
+    assert "full colour at" in made.captions[artefact.name]
+
+
+def test_nine_random_fours_go_from_thin_to_bold(context) -> None:
+    rows = digits.FIGURE_7.make(context).data["figure-7"]
+    ink = [context.data("mnist", "test").images[row["test_image"]].float().mean() for row in rows]
+    assert ink == sorted(ink)
+    assert len({row["test_image"] for row in rows}) == 9
+
+
+def test_another_class_that_wins_is_in_the_colour_of_warnings(context) -> None:
+    """Found among many, because it is rare: at a tipping point neither p nor q wins."""
+    model, data = digits.mnist(context)
+    explanation = model.explain(data.images[:12])
+    (image, target) = (explanation.third_class >= 0).nonzero()[0].tolist()
+    shown = every_target(explanation, tuple(range(12)), image)
+    panel = columns(shown).rows[1][target]
+    third = int(explanation.third_class[image, target])
+    assert panel.warning
+    assert panel.caption.startswith(f"{third}: ")
+    assert panel.caption.endswith("wins")
+    assert shown.numbers()[target]["third_class"] == str(third)
+
+
+def test_the_largest_gap_is_that_of_the_tipping_points_as_computed(context) -> None:
+    model, data = digits.mnist(context)
+    explanation = model.explain(data.images[:1])
+    shown = every_target(explanation, (0,))
+    posterior = model.classifier.log_posterior(explanation.tipping_point[0]).exp()
+    q, p = explanation.q[0], int(explanation.p[0])
+    gaps = (posterior[:, p] - posterior.gather(1, q[:, None])[:, 0]).abs()
+    assert shown.largest_gap() == pytest.approx(float(gaps.max()), abs=1e-3)
+    assert float(to_pixels(data.images[:1]).max()) < 1
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
+    from ecinn.paper import style
+
+    def made(seed: int) -> bytes:
+        return style.pdf_bytes(digits.FIGURE_3.make(Context(seed=seed)).figures["figure-3"])
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)

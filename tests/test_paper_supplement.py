@@ -1,0 +1,60 @@
+"""The supplement: further samples, others than the figure's, all of them shown."""
+
+import re
+
+import pytest
+import torch
+
+from ecinn.paper import digits, style, supplement
+from ecinn.paper.artefact import Context
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    return Context(seed=0)
+
+
+def by_name(name: str) -> supplement.Artefact:
+    return next(artefact for artefact in supplement.SUPPLEMENT if artefact.name == name)
+
+
+def test_there_is_one_of_every_figure_of_samples() -> None:
+    names = [artefact.name for artefact in supplement.SUPPLEMENT]
+    assert names == [f"supplement-{figure}" for figure in range(1, 10)]
+
+
+def test_of_figure_3_shows_two_hundred_others(context) -> None:
+    made = by_name("supplement-3").make(context)
+    pages = made.books["supplement-3"]
+    assert len(re.findall(rb"/Type /Page\b", style.pdf_bytes(pages))) == len(pages) == 2
+    assert sum(len(figure.axes[0].images) for figure in pages) == 2 * 200
+    places = torch.tensor(made.data["supplement-3"])
+    labels = context.data("fakemnist", "test").labels[places]
+    assert torch.equal(labels, torch.arange(10).expand(20, 10))
+    own = [row["test_image"] for row in digits.FIGURE_3.make(context).data["figure-3"]]
+    assert own not in places.tolist()
+
+
+@pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
+def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
+    monkeypatch.setattr(supplement, "SHEETS", sheets)
+    seen: list[tuple[str, int, int]] = []
+    watched = Context(observe=lambda *progress: seen.append(progress))
+    vars(watched).update(model=context.model, data=context.data)
+    name = f"supplement-{figure}"
+    made = by_name(name).make(watched)
+    assert [progress[1:] for progress in seen] == [(n + 1, sheets) for n in range(sheets)]
+    numbers = made.data[name]
+    assert [len(sheet) for sheet in numbers] == [9] * sheets
+    assert all(row["p"] != row["q"] for sheet in numbers for row in sheet)
+    images = sum(len(page.axes[0].images) for page in made.books[name])
+    assert images == sheets * 36 * (2 if figure == 4 else 1)
+    reached = sum(row["reached"] for sheet in numbers for row in sheet)
+    assert f"{9 * sheets} counterfactuals, {reached} of them" in made.captions[name]
+    if figure == 6:
+        assert {row["q"] for sheet in numbers for row in sheet} == {"0"}
+    if figure == 7:
+        pairs = [(sheet[0]["p"], sheet[0]["q"]) for sheet in numbers]
+        assert pairs[:4] == [("4", "9")] * 4
+        shown = [row["test_image"] for sheet in numbers[:4] for row in sheet]
+        assert len(set(shown)) > 30
