@@ -27,7 +27,7 @@ class Claim:
     figure: str = ""
     """As in `ecinn paper NAME`; empty where none shows it."""
     command: str = CLAIMS_COMMAND
-    """What measures it, or measures more of it."""
+    """What measures more of it, where anything does."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     detail: str = ""
     """A table, where a sentence does not hold it all."""
@@ -61,7 +61,8 @@ def number(value: Interval, digits: int = 3) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """In Markdown, the first column to the left and the others to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def page(claims: Sequence[Claim], introduction: str) -> str:
@@ -94,12 +95,11 @@ _CHAPTERS = (
 
 
 def _entry(claim: Claim) -> str:
-    by = f"`{claim.command}`"
-    figure = f" Figure: `ecinn paper {claim.figure}`." if claim.figure else ""
-    text = (
-        f"**{claim.says}** (Section {claim.section})\n\n"
-        f"*{claim.verdict.capitalize()}.* {claim.measured}{figure} Measured by {by}."
-    )
-    if claim.verdict == "untested":
-        text = text.removesuffix(f" Measured by {by}.")
+    parts = [f"*{claim.verdict.capitalize()}.* {claim.measured}"]
+    if claim.figure:
+        parts.append(f"Figure: `ecinn paper {claim.figure}`.")
+    if claim.verdict != "untested":
+        more = "" if claim.command == CLAIMS_COMMAND else f"; more: `{claim.command}`"
+        parts.append(f"Measured by `{CLAIMS_COMMAND}`{more}.")
+    text = f"**{claim.says}** (Section {claim.section})\n\n{' '.join(parts)}"
     return f"{text}\n\n{claim.detail}" if claim.detail else text

@@ -83,7 +83,7 @@ def smiles_reach(smile: Audit) -> Claim:
     return Claim(
         "faces-sure",
         "4.3",
-        "Convincing faces are read as q with p(q|x) above 1 − 10⁻⁴.",
+        "Convincing faces are read as q with p(q) above 1 − 10⁻⁴.",
         "refuted" if reached.low < 0.9 else verdict,
         f"{percent(reached)} of {len(q)} stored faces are read as q; p(q) exceeds 1 − 10⁻⁴ in "
         f"{percent(sure)}, its median is {float(of_q.median()):.4f}. The paper says it of the ten "

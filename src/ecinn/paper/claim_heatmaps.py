@@ -184,8 +184,8 @@ def faithful(digits: Explained, made: Mapping[str, Heatmaps], seed: int) -> Clai
         f"digits ECINNh wins {wins} and loses {losses}; it beats a random order in {chance} of "
         f"{len(measures)}. Pixels go in each method's own order: signed evidence, and |h| for "
         "ECINNh, which has none; the command also shows |h| for all. It tells where "
-        "another class differs, not which pixels hold this one; signed evidence of the classifier's own gradient is the better guide to that. The "
-        "paper measures neither.",
+        "another class differs, not which pixels hold this one; signed evidence of the "
+        "classifier's own gradient is the better guide to that. The paper measures neither.",
         figure="figure-9",
         command=COMMAND,
         numbers={

@@ -21,9 +21,9 @@ from ecinn.paper.claim_trade_off import shipped_trade_off
 INTRODUCTION = """# The paper's claims, tested
 
 Every claim of the paper in our words, with what was measured of it here. Written by
-`ecinn paper claims --celeba DIR` from the shipped models and random test images; nothing was
-chosen. Brackets are intervals of 95 %: Wilson's for shares, the bootstrap's for the rest.
-*Vague* means that the text leaves open what is meant."""
+`ecinn paper claims --celeba DIR` from the shipped models and test images drawn at random.
+The limits between verdicts are ours. Brackets are intervals of 95 %: Wilson's for shares, the
+bootstrap's for the rest. *Vague* means that the text leaves open what is meant."""
 
 
 @dataclass(frozen=True)
