@@ -1,10 +1,12 @@
 """Training on the CPU: it learns, it survives, it resumes to the same weights."""
 
+import copy
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from conftest import randomise
 from ecinn import equations, optimisation, training
@@ -362,3 +364,17 @@ def test_critic_learns_to_tell_real_from_other(generator: torch.Generator) -> No
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 12, 20)])
 def test_critic_takes_any_shape(shape: tuple[int, int, int]) -> None:
     assert Critic(shape, 3)(torch.zeros(2, *shape), torch.tensor([0, 2])).shape == (2,)
+
+
+def test_data_that_does_not_fit_is_refused_in_words(experiment, data, tmp_path) -> None:
+    def refuse(says: str, **changes: Tensor) -> None:
+        other = copy.copy(data)
+        for name, value in changes.items():
+            object.__setattr__(other, name, value)  # past the check of types, as outside of tests
+        with pytest.raises(InputError, match=says):
+            train(experiment, other, tmp_path / "run", device=torch.device("cpu"))
+        assert not (tmp_path / "run").exists()
+
+    refuse("8-bit", images=data.images.float() / 255)
+    refuse("learns images of", images=data.images[:, :, :-2])
+    refuse("labels go from", labels=data.labels + 1)

@@ -76,6 +76,7 @@ def train(
         teacher: gives the log-odds of all attributes of images, where the experiment has one.
         save_every: seconds between two saved states; a state is saved at the end of an epoch.
     """
+    _require_fitting(data, experiment)
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} holds a run already: resume it, or choose another folder")
@@ -117,6 +118,23 @@ def train(
     for checkpoint, name in zip(finished, (MODEL_FILE, UNROUNDED_FILE), strict=False):
         save_checkpoint(checkpoint, folder / name)
     return finished[0]
+
+
+def _require_fitting(data: Dataset, experiment: Experiment) -> None:
+    """Images and labels that the experiment's network can learn."""
+    a = experiment.architecture
+    if data.images.dtype != torch.uint8:
+        raise InputError(f"images are 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
+    shape, wanted = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != wanted or not len(data):
+        raise InputError(
+            f"{experiment.name} learns images of {wanted}, not {len(data)} of {shape}"
+        )
+    if int(data.labels.min()) < 0 or int(data.labels.max()) >= a.classes:
+        raise InputError(
+            f"{experiment.name} has classes 0 to {a.classes - 1}; labels go from "
+            f"{int(data.labels.min())} to {int(data.labels.max())}"
+        )
 
 
 def _ready(

@@ -125,7 +125,8 @@ def _draw_into(axes: Axes, grid: Grid, times: int, left: float, top: float) -> N
     start, pitch = left + _names_width(grid), _pitch(grid, times)
     for number, heading in enumerate(grid.headings):
         middle = start + number * pitch + (pitch - _between(grid, times)) / 2
-        style.write(axes, middle, top, heading, fontsize=style.NORMAL)
+        look = {"fontsize": style.NORMAL, "va": "baseline"}
+        style.write(axes, middle, top + style.NORMAL / 72, heading, **look)
     top += _HEADING if grid.headings else 0.0
     for number, (row, height) in enumerate(zip(grid.rows, _row_heights(grid, times), strict=True)):
         middle = top + max(_panel_size(panel, times)[1] for panel in row) / 2
