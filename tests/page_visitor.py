@@ -1,7 +1,14 @@
 """Somebody who visits the page: opens it, draws, scrubs, looks; and notices what is amiss."""
 
 import base64
+import json
+import os
 import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -20,6 +27,39 @@ PIXELS = """id => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return Array.from(data);
 }"""
+
+NUMBER_CONTROLS = """() => {
+  const all = [...document.querySelectorAll("button, input, select, a, summary")];
+  const shown = all.filter((each) => each.checkVisibility() && !each.disabled);
+  const needed = shown.filter((each) => each.type === "radio" ? each.checked : each.tabIndex >= 0);
+  needed.forEach((each, i) => (each.dataset.number = i));
+  return needed.length;
+}"""
+FOCUS = """() => {
+  const here = document.activeElement;
+  const styled = here.type === "radio" ? here.nextElementSibling : here;
+  return [Number(here.dataset.number), getComputedStyle(styled).outlineStyle];
+}"""
+
+
+@contextmanager
+def serving(*models: str) -> Iterator[str]:
+    """The address of `ecinn serve`, as people start it."""
+    chosen = [word for model in models for word in ("--model", model)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ecinn", "serve", *chosen, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "ECINN_TOKEN"},
+    )
+    assert process.stdout is not None
+    address = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+    assert address is not None, "ecinn serve did not say where it listens"
+    yield address.group()
+    process.terminate()
+    process.wait(30)
+    process.stdout.close()
 
 
 class Visitor:
@@ -45,6 +85,13 @@ class Visitor:
         if state is not None:
             settled(page, state)
         return page
+
+    def post(self, path: str, body: object) -> dict:
+        """What the service says without the page."""
+        address, kind = f"{self.service}/api/v1/{path}", {"Content-Type": "application/json"}
+        request = urllib.request.Request(address, json.dumps(body).encode(), kind)
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
 
     def _blame(self, words: str) -> None:
         if not re.search(r"status of (401|429)", words):
@@ -116,8 +163,40 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
+def tabbed(page: Page) -> tuple[int, list[tuple[int, str]]]:
+    """How many controls there are; which has the focus after every tab, and how it is outlined."""
+    wanted = page.evaluate(NUMBER_CONTROLS)
+    reached = []
+    for _ in range(wanted):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(FOCUS))
+    return wanted, reached
+
+
 def alpha(page: Page) -> float:
     return float(page.locator("#slider").input_value())
+
+
+def colour(page: Page, selector: str, kind: str) -> list[int]:
+    """Of the first such element: red, green and blue."""
+    script = f"each => getComputedStyle(each)[{kind!r}]"
+    return [
+        int(part) for part in re.findall(r"\d+", page.locator(selector).first.evaluate(script))
+    ][:3]
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    """WCAG 2's (L₁ + 0.05) / (L₂ + 0.05), the lighter above."""
+
+    def luminance(rgb: list[int]) -> float:
+        linear = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in np.divide(rgb, 255)
+        ]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 def give(page: Page, content: bytes) -> None:

@@ -3,12 +3,8 @@
 import base64
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -25,6 +21,8 @@ from page_visitor import (
     alpha,
     box_of,
     choose,
+    colour,
+    contrast,
     draw,
     drawn_three,
     expect,
@@ -33,8 +31,10 @@ from page_visitor import (
     linked_digit,
     pixels,
     press,
+    serving,
     settled,
     sync_api,
+    tabbed,
 )
 
 pytest.importorskip("fastapi", reason="the page is served with FastAPI")
@@ -43,38 +43,12 @@ if CHROMIUM is None:
     pytest.skip("the page is looked at in chromium: install it", allow_module_level=True)
 
 EDGE = 11
-NUMBER_CONTROLS = """() => {
-  const all = [...document.querySelectorAll("button, input, a, summary")];
-  const shown = all.filter((each) => each.checkVisibility() && !each.disabled);
-  const needed = shown.filter((each) => each.type === "radio" ? each.checked : each.tabIndex >= 0);
-  needed.forEach((each, i) => (each.dataset.number = i));
-  return needed.length;
-}"""
-FOCUS = """() => {
-  const here = document.activeElement;
-  const styled = here.type === "radio" ? here.nextElementSibling : here;
-  return [Number(here.dataset.number), getComputedStyle(styled).outlineStyle];
-}"""
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
-    """The address of `ecinn serve`, as people start it."""
-    models = ["--model", "mnist", "--model", "fakemnist"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ecinn", "serve", *models, "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={name: value for name, value in os.environ.items() if name != "ECINN_TOKEN"},
-    )
-    assert process.stdout is not None
-    address = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
-    assert address is not None, "ecinn serve did not say where it listens"
-    yield address.group()
-    process.terminate()
-    process.wait(30)
-    process.stdout.close()
+    with serving("mnist", "fakemnist") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +133,7 @@ def test_overlay_is_the_services_own(visitor: Visitor) -> None:
     bare = pixels(page, "change")
     page.click("#overlay")
     body = {"model": "mnist", "images": [{"sample": 7}], "targets": [8]}
-    address, kind = f"{visitor.service}/api/v1/explain", {"Content-Type": "application/json"}
-    request = urllib.request.Request(address, json.dumps(body).encode(), kind)
-    with urllib.request.urlopen(request) as answer:
-        [target] = json.load(answer)["explanations"][0]["targets"]
+    [target] = visitor.post("explain", body)["explanations"][0]["targets"]
     file = io.BytesIO(base64.b64decode(target["overlay"].split(",")[1]))
     expected = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
     shown = pixels(page, "change")
@@ -205,6 +176,59 @@ def test_a_link_restores_a_drawing_its_target_and_alpha(visitor: Visitor) -> Non
     assert linked(other) == said
 
 
+@pytest.mark.parametrize("asked", [0.6, 0.99])
+def test_as_sure_as_was_asked(visitor: Visitor, mnist: Model, asked: float) -> None:
+    page = visitor.open("/#model=mnist&sample=90&target=8")
+    page.select_option("#sure", str(asked))
+    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} % asked")
+    settled(page)
+    digit = load_mnist("test").images[90:91]
+    told = mnist.explain(digit, 8, confidence=asked, verified=True)
+    assert alpha(page) == pytest.approx(float(told.alpha[0, 0]), abs=1e-3)
+    [read] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
+    assert float(read[8]) == pytest.approx(asked, abs=0.06)
+    words = f"You asked for {100 * asked:.0f} %: this is {100 * float(read[8]):.1f} %"
+    expect(page.locator("#words")).to_contain_text(words)
+    assert float(linked(page)["confidence"]) == asked
+    other = visitor.open(page.url)
+    expect(other.locator("#sure")).to_have_value(str(asked))
+    assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
+    other.select_option("#sure", "")
+    expect(other.locator("#stops")).to_contain_text("convincing")
+
+
+def test_the_skip_link_keeps_what_was_drawn(visitor: Visitor) -> None:
+    page = drawn_three(visitor)
+    before, said = pixels(page, "input"), linked(page)
+    page.focus("#skip")
+    page.keyboard.press("Enter")
+    expect(page.locator("#slider")).to_be_focused()
+    page.evaluate("location.hash = 'slider'")
+    assert page.locator("#stage").get_attribute("data-state") == "ready"
+    assert np.array_equal(pixels(page, "input"), before)
+    press(page, "ArrowLeft", "ArrowRight")
+    assert linked(page) == said
+
+
+def test_keys_are_harmless_while_a_target_loads(visitor: Visitor) -> None:
+    context = visitor.context(reduced_motion="no-preference")
+    page = visitor.open(context=context, state=None)
+    press(page, "ArrowRight", "PageUp", " ", "5")
+    settled(page)
+    expect(page.locator("#question")).to_have_text("Why is this a 3 and not a 5?")
+    held: list = []
+    context.route("**/api/v1/explain", lambda route: held.append(route))
+    page.keyboard.press("7")
+    settled(page, "loading")
+    press(page, "ArrowRight", "End", "PageDown", " ")
+    page.wait_for_timeout(300)
+    for route in held:
+        route.continue_()
+    context.unroute_all()
+    settled(page)
+    expect(page.locator("#question")).to_have_text("Why is this a 3 and not a 7?")
+
+
 @pytest.mark.parametrize(
     "broken", ["model=none", "model=mnist&sample=x&alpha=nan&target=77&pixels=%%%"]
 )
@@ -240,6 +264,9 @@ def test_a_photographed_digit_is_framed(visitor: Visitor) -> None:
     paper.save(file, "PNG")
     give(page, file.getvalue())
     expect(page.locator("#verdict")).to_contain_text("a 7")
+    settled(page)
+    page.click("#share")
+    expect(page.locator("#share-note")).to_contain_text("holds the 28×28 picture")
     give(page, b"no picture")
     expect(page.locator("#notice")).to_contain_text("give a PNG, JPEG or WebP")
 
@@ -249,7 +276,7 @@ def test_moving_fake_mnists_dot_changes_the_label(visitor: Visitor) -> None:
     for row in (7, 2):
         draw(page, [(0.5 / 28, (row + 0.5) / 28)])
         expect(page.locator("#verdict")).to_contain_text(f"label {row}")
-    page.focus("#pad")
+    page.get_by_role("application", name="the arrow keys move the dot").focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator("#verdict")).to_contain_text("label 3")
     settled(page)
@@ -302,14 +329,10 @@ def test_phone_draws_by_touch_and_never_scrolls_sideways(visitor: Visitor) -> No
 def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> None:
     page = visitor.open()
     expect(page.locator("#wall")).to_be_visible()
-    wanted = page.evaluate(NUMBER_CONTROLS)
-    reached = []
-    for _ in range(wanted):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate(FOCUS))
+    wanted, reached = tabbed(page)
     assert [number for number, _ in reached] == list(range(wanted))
     assert {outline for _, outline in reached} == {"solid"}
-    for role in ("button", "slider", "radio", "img", "spinbutton", "link"):
+    for role in ("button", "slider", "radio", "img", "spinbutton", "link", "combobox"):
         for each in page.get_by_role(role).all():
             expect(each).to_have_accessible_name(re.compile(r"\S"))
     expect(page.locator("#spoken")).to_contain_text("Read as a 3")
@@ -317,12 +340,15 @@ def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> Non
 
 def test_dark_and_light(visitor: Visitor) -> None:
     def brightness(page: Page) -> float:
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+        return sum(colour(page, "body", "backgroundColor")) / 3
 
     for scheme, dark in (("dark", True), ("light", False)):
         page = visitor.open(context=visitor.context(color_scheme=scheme))
         assert (brightness(page) < 60) is dark
+        others = colour(page, "#plot .other", "stroke")
+        assert contrast(others, colour(page, "body", "backgroundColor")) >= 3
+        bar = colour(page, ".bar:not([data-most]) .fill", "backgroundColor")
+        assert contrast(bar, colour(page, ".track", "backgroundColor")) >= 3
         page.click("#theme")
         assert (brightness(page) < 60) is not dark
 

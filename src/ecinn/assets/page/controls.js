@@ -1,8 +1,9 @@
 /** What people do: buttons, files, keys, colours. */
 
+import { read } from "./link.js";
 import { at } from "./telling.js";
 
-const IN_A_FIELD = 'input:not([type="range"], [type="radio"], [type="checkbox"]), dialog *';
+const IN_A_FIELD = 'select, input:not([type="range"], [type="radio"], [type="checkbox"]), dialog *';
 const TAKES_SPACE = "button, summary, input, a";
 
 /** @param {object} page what page.js lets people do */
@@ -11,7 +12,18 @@ export function listen(page) {
   listenToFiles(page);
   listenToKeys(page);
   listenToColours(at("theme"));
-  addEventListener("hashchange", page.follow);
+  listenToAddress(page);
+}
+
+/** Links to states of the page are followed; the skip link leaves the address as it is. */
+function listenToAddress({ follow }) {
+  addEventListener("hashchange", () => {
+    if (read(location.hash).model) follow();
+  });
+  at("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    (at("slider").disabled ? at("stage") : at("slider")).focus();
+  });
 }
 
 function listenToTools({ state, easel, ...page }) {
@@ -41,6 +53,7 @@ function listenToTools({ state, easel, ...page }) {
   click("save-json", page.saveJson);
   click("share", page.share);
   at("zoom").addEventListener("input", () => easel.enlarge(Number(at("zoom").value)));
+  at("sure").addEventListener("change", () => page.chooseConfidence(Number(at("sure").value) || null));
   at("index").addEventListener("change", () => step(0));
 
   /** To another test picture, round the end. */

@@ -34,18 +34,33 @@ export function saveJson(state, whole) {
   const { alphas, posteriors } = state.answer.path;
   const answer = { ...state.answer, path: { alphas, posteriors } };
   const { name: model, classes } = state.model;
-  const kept = { model, classes, link: location.href, ...whole, targets: [answer] };
+  const { confidence } = state;
+  const kept = { model, classes, confidence, link: location.href, ...whole, targets: [answer] };
   const blob = new Blob([JSON.stringify(kept, null, 2)], { type: "application/json" });
   save(blob, fileName(state, "json"));
 }
 
+/** What people should know of a link before they send it. */
+function contents({ png, pixels }) {
+  if (png) return "Your photo is not part of the link.";
+  return pixels ? "The link holds the 28×28 picture that was read." : "";
+}
+
+let noted;
+
 /** Puts the address on the clipboard; outside of HTTPS and localhost browsers do not let us. */
-export async function share(isPhoto) {
+export async function share(source) {
   const copied = await navigator.clipboard?.writeText(location.href).then(
     () => true,
     () => false,
   );
   at("share").textContent = copied ? "Copied" : "See address bar";
-  say(`${at("share").textContent}.${isPhoto ? " Your photo is not part of the link." : ""}`);
-  setTimeout(() => (at("share").textContent = "Copy link"), 2000);
+  at("share-note").textContent = contents(source);
+  at("share-note").hidden = !contents(source);
+  say(`${at("share").textContent}. ${contents(source)}`);
+  clearTimeout(noted);
+  noted = setTimeout(() => {
+    at("share").textContent = "Copy link";
+    at("share-note").hidden = true;
+  }, 4000);
 }

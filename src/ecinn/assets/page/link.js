@@ -14,17 +14,23 @@ function toPixels(text) {
 }
 
 /** A photograph is not put into links: it stays with whom it belongs to. */
-export function write({ model, source, target, alpha }) {
+export function write({ model, source, target, confidence, alpha }) {
   const parts = new URLSearchParams({ model });
   if (source?.sample !== undefined) parts.set("sample", String(source.sample));
   if (source?.pixels) parts.set("pixels", toText(source.pixels));
   if (target !== null) parts.set("target", String(target));
+  if (confidence !== null) parts.set("confidence", String(confidence));
   if (alpha !== null) parts.set("alpha", alpha.toFixed(4));
   return `#${parts}`;
 }
 
 function whole(text) {
   return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
+}
+
+/** A whole percentage that the page lets people ask for. */
+function sure(text) {
+  return /^0\.([5-9]|[5-9]\d)$/.test(text ?? "") ? Number(text) : null;
 }
 
 /** What a link says; null for what it does not say, or says wrongly. */
@@ -42,6 +48,7 @@ export function read(hash) {
     sample: whole(parts.get("sample")),
     pixels,
     target: whole(parts.get("target")),
+    confidence: sure(parts.get("confidence")),
     alpha: Number.isFinite(alpha) ? alpha : null,
   };
 }

@@ -10,9 +10,10 @@ import { png, readPicture, wholePng } from "./photo.js";
 import { Plot } from "./plot.js";
 import { decode, decodePath, paint, paintOverlay, paintPixels, wipe } from "./prints.js";
 import { Slider, stopsOf } from "./slider.js";
-import { SIDE } from "./strokes.js";
+import { rows } from "./strokes.js";
 import { at, attempt, notice, say } from "./telling.js";
-import { emptyHeadline, emptyWords, hint, named, percent, winner } from "./words.js";
+import { arrange, settle } from "./tools.js";
+import { emptyHeadline, named, obtainedWords, percent, restName, winner } from "./words.js";
 
 /** Of a path; faces take the network thirty times as long. */
 const FRAMES = { digits: 41, dots: 41 };
@@ -32,6 +33,8 @@ const state = {
   predicted: null,
   input: null,
   target: null,
+  /** How sure the counterfactual shall be; null: as the paper's α₁ makes it. */
+  confidence: null,
   answer: null,
   frames: [],
   step: 0,
@@ -57,11 +60,7 @@ const slider = new Slider({ input: at("slider"), stops: at("stops"), play: at("p
 
 function image() {
   const { source } = state;
-  if (!source?.pixels) return source;
-  const rows = Array.from({ length: SIDE }, (_, row) => [
-    ...source.pixels.subarray(row * SIDE, (row + 1) * SIDE),
-  ]);
-  return { pixels: rows };
+  return source?.pixels ? { pixels: rows(source.pixels) } : source;
 }
 
 /** What the network would read of what people did. */
@@ -92,12 +91,13 @@ function showInput() {
 function drawn() {
   renew();
   slider.stop();
+  explained.clear();
   state.source = ownSource();
   state.label = null;
   showInput();
   at("zoom").value = String(easel.photo?.zoom ?? 1);
   settle("stale");
-  arrange();
+  arrange(state, easel);
   readLive();
 }
 
@@ -112,7 +112,7 @@ function shown() {
 function empty() {
   renew();
   Object.assign(state, { source: null, predicted: null, target: null, answer: null, frames: [] });
-  slider.stop();
+  slider.forget();
   plot.show(null);
   for (const id of ["input", "answer", "change"]) wipe(at(id));
   panels.moveBars(at("bars"), null);
@@ -121,35 +121,7 @@ function empty() {
   at("caution").hidden = true;
   at("question").textContent = emptyHeadline(state.model);
   settle("empty");
-  arrange();
-}
-
-function settle(name) {
-  at("stage").dataset.state = name;
-  at("stage").ariaBusy = String(name === "loading" || name === "nearly");
-  if (name === "empty") at("wall").hidden = true;
-  for (const id of ["slider", "play", "overlay"]) at(id).disabled = name === "empty";
-  for (const id of ["save-png", "save-gif", "save-json", "share"]) at(id).disabled = name !== "ready";
-}
-
-/** Which of the easel's tools make sense now. */
-function arrange() {
-  const { model } = state;
-  const test = state.source?.sample;
-  at("board").dataset.kind = easel.photo ? "photo" : model.kind;
-  if (easel.photo || model.kind === "dots") at("pad").tabIndex = 0;
-  else at("pad").removeAttribute("tabindex");
-  at("pad").setAttribute("aria-label", test === undefined ? "Your picture" : `Test picture ${test}`);
-  at("empty").hidden = !easel.blank;
-  at("empty").textContent = emptyWords(model);
-  at("hint").textContent = hint(easel, model);
-  at("undo").hidden = !easel.drawable;
-  at("undo").disabled = easel.untouched;
-  at("keep").hidden = model.kind !== "digits";
-  at("zoom-row").hidden = !easel.photo;
-  at("samples").hidden = !model.samples;
-  at("index").max = String(model.samples - 1);
-  if (test !== undefined) at("index").value = String(test);
+  arrange(state, easel);
 }
 
 /* Pictures from elsewhere */
@@ -204,15 +176,22 @@ function showReading({ predicted, posterior, typical, reasons }) {
   say(`Read as ${words}`);
 }
 
+/** What is stored shall be as sure as was asked, not only what is thought. */
+function sureness() {
+  return { confidence: state.confidence, verified: state.confidence !== null };
+}
+
 /** Asks for the path to a target, or takes what was asked before. */
 async function ask(target, signal) {
   if (explained.has(target)) return explained.get(target);
-  state.frames = slider.frames = [];
+  slider.forget();
+  state.frames = [];
   const targets = target === null ? null : [target];
   const { name, kind } = state.model;
-  if (!easel.drawable) await preview(await api.explain(name, image(), { targets }, signal), signal);
-  const options = { targets, frames: FRAMES[kind] ?? FRAMES_OF_OTHERS };
-  const whole = await api.explain(name, image(), options, signal);
+  const options = { targets, ...sureness() };
+  if (!easel.drawable) await preview(await api.explain(name, image(), options, signal), signal);
+  const frames = FRAMES[kind] ?? FRAMES_OF_OTHERS;
+  const whole = await api.explain(name, image(), { ...options, frames }, signal);
   const [answer] = whole.targets;
   const found = { whole, answer, frames: await decodePath(answer.path) };
   signal.throwIfAborted();
@@ -239,10 +218,11 @@ async function preview(whole, signal) {
 async function explain(wish = {}) {
   const signal = renew();
   explained.clear();
+  state.target = wish.target ?? null;
   at("wall").dataset.fresh = "false";
   notice("");
   settle("loading");
-  arrange();
+  arrange(state, easel);
   showInput();
   readLive();
   await attempt(async () => {
@@ -264,31 +244,49 @@ async function wished({ target = null }, signal) {
 }
 
 async function chooseTarget(target) {
-  if (target === state.predicted || !state.source) return;
+  if (!state.source) return undefined;
+  if (!explained.size) return again({ target });
+  if (target === state.predicted) return undefined;
   const signal = renew();
+  state.target = target;
   notice("");
   panels.markTargets(at("targets"), state.model, state.predicted, target);
   panels.markGrid(at("grid"), target);
   if (!explained.has(target)) settle("loading");
-  await attempt(async () => {
+  return attempt(async () => {
     showAnswer(await ask(target, signal));
     if (at("wall").dataset.fresh === "false") await showWall(signal);
   });
 }
 
+/** As sure as people want the counterfactual to be. */
+function chooseConfidence(confidence) {
+  state.confidence = confidence;
+  return state.source ? again({ target: state.target }) : undefined;
+}
+
+/** The same picture from scratch; a test picture may not have arrived yet. */
+function again(wish) {
+  const { sample } = state.source;
+  return sample === undefined ? explain(wish) : attempt(() => openSample(sample, wish));
+}
+
 function showAnswer({ answer, frames }, alpha = null) {
-  const { model, predicted } = state;
+  const { model, predicted, confidence } = state;
   const { target, alpha_0: tipping, alpha_1: convincing } = answer;
+  const obtained = answer.convincing_posterior[target];
   Object.assign(state, { target, answer, frames });
   const end = frames.at(-1).alpha;
   const marks = [tipping, convincing];
   settle("ready");
-  slider.show({ frames, stops: stopsOf(answer, end), names: model.classes, q: target });
+  const stops = stopsOf(answer, end, restName(confidence));
+  slider.show({ frames, stops, names: model.classes, q: target });
   plot.show({ frames, end, p: predicted, q: target, names: model.classes, marks });
   panels.showQuestion(at("question"), model, predicted, target);
   panels.markTargets(at("targets"), model, predicted, target);
   panels.markGrid(at("grid"), target);
-  panels.showWords(at("words"), answer.words);
+  const more = confidence === null ? [] : [obtainedWords(confidence, obtained, convincing)];
+  panels.showWords(at("words"), [...more, ...answer.words]);
   if (alpha === null) slider.sweep(0, convincing, SWEEP);
   else slider.scrub(alpha);
 }
@@ -300,7 +298,8 @@ async function showWall(signal) {
     at("wall").hidden = true;
     return;
   }
-  const { targets } = await api.explain(model.name, image(), { targets: "all" }, signal);
+  const options = { targets: "all", ...sureness() };
+  const { targets } = await api.explain(model.name, image(), options, signal);
   panels.showGrid(at("grid"), model, targets, chooseTarget);
   panels.markGrid(at("grid"), state.target);
   at("wall").dataset.fresh = "true";
@@ -336,16 +335,18 @@ function showChange() {
 /* Taking it along */
 
 function writeLink() {
-  const { model, source, target, frames, step } = state;
-  const alpha = frames[step]?.alpha ?? null;
-  history.replaceState(null, "", link.write({ model: model.name, source, target, alpha }));
+  const alpha = state.frames[state.step]?.alpha ?? null;
+  history.replaceState(null, "", link.write({ ...state, model: state.model.name, alpha }));
 }
 
 /* Beginning */
 
 async function useModel(name, wish = null) {
   const model = state.models.find((each) => each.name === name) ?? state.models[0];
-  Object.assign(state, { model, target: null, answer: null, frames: [] });
+  renew();
+  slider.forget();
+  explained.clear();
+  Object.assign(state, { model, source: null, target: null, answer: null, frames: [] });
   document.documentElement.dataset.kind = model.kind;
   easel.use(model);
   at("wall").hidden = true;
@@ -365,6 +366,8 @@ function begin(model, wish) {
 /** Shows what the address says; a bare address shows the first visit's picture. */
 function follow() {
   const said = link.read(location.hash);
+  state.confidence = said.confidence;
+  panels.markSure(at("sure"), said.confidence);
   return useModel(said.model, said.model ? said : null);
 }
 
@@ -374,6 +377,7 @@ listen({
   slider,
   follow,
   chooseTarget,
+  chooseConfidence,
   showChange,
   openSample: (index) => attempt(() => openSample(index)),
   openPicture: (blob) => attempt(() => openPicture(blob)),
@@ -383,7 +387,7 @@ listen({
   saveJson: () => saveJson(state, explained.get(state.target).whole),
   share() {
     writeLink();
-    share(Boolean(state.source.png));
+    share(state.source);
   },
 });
 

@@ -1,7 +1,9 @@
 /** The parts of the page that show classes: models, targets, bars, the grid, the words. */
 
-import { named, percent, question } from "./words.js";
+import { asked, brief, named, percent, question } from "./words.js";
 
+/** What people can ask the counterfactual to be; links can ask for those between. */
+const SURE = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
 /** From so many characters on, bars lie instead of standing. */
 const LONG_NAME = 2;
 
@@ -36,8 +38,10 @@ export function showBars(list, model) {
   list.dataset.lying = String(model.classes.some((name) => name.length > LONG_NAME));
   const bars = model.classes.map((name) => {
     const bar = make("li", "bar");
-    bar.append(make("span", "bar-name", name), make("span", "track"), make("span", "bar-share"));
-    bar.children[1].append(make("span", "fill"));
+    const [track, short] = [make("span", "track"), make("span", "bar-short")];
+    short.ariaHidden = "true";
+    track.append(make("span", "fill"));
+    bar.append(make("span", "bar-name", name), track, short, make("span", "bar-share"));
     return bar;
   });
   list.replaceChildren(...bars);
@@ -50,6 +54,7 @@ export function moveBars(list, posterior) {
     const share = posterior?.[label] ?? 0;
     bar.style.setProperty("--share", share.toFixed(4));
     bar.toggleAttribute("data-most", share === most);
+    bar.children[2].textContent = posterior ? brief(share) : "";
     bar.lastElementChild.textContent = bar.title = posterior ? percent(share) : "";
   });
 }
@@ -70,6 +75,13 @@ export function markTargets(group, model, p, q) {
     button.setAttribute("aria-pressed", String(label === q));
     button.setAttribute("aria-label", `Lead it towards ${named(model, label)}`);
   });
+}
+
+/** @param {number | null} confidence null for the paper's α₁ */
+export function markSure(select, confidence) {
+  const others = [...new Set([...SURE, ...(confidence === null ? [] : [confidence])])].sort((a, b) => a - b);
+  select.replaceChildren(select.firstElementChild, ...others.map((each) => new Option(asked(each), each)));
+  select.value = String(confidence ?? "");
 }
 
 export function showQuestion(heading, model, p, q) {

@@ -1,5 +1,7 @@
 /** Every class's probability along the path, with a cursor that follows the slider. */
 
+import { winner } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 /** Half a slider's thumb, so that plot and slider have one axis. */
 const EDGE = 11;
@@ -93,8 +95,10 @@ export class Plot {
     const frame = this.data?.frames[step];
     if (!frame || !this.cursorGroup) return;
     const { p, q } = this.data;
+    const most = winner(frame.posterior);
     this.cursorGroup.replaceChildren(
       this.upright(frame.alpha, "now"),
+      ...(most === p || most === q ? [] : [this.dot(frame, most, "third")]),
       this.dot(frame, p, "from"),
       this.dot(frame, q, "to"),
     );
@@ -104,9 +108,17 @@ export class Plot {
     const at = { cx: this.x(alpha), cy: this.y(posterior[label]), r: 9, class: `dot ${name}` };
     const text = { x: at.cx, y: at.cy, class: `dot-name ${name}` };
     const group = element("g", {});
-    const short = this.data.names[label];
-    group.append(element("circle", short.length > 2 ? { ...at, r: 5 } : at));
-    if (short.length <= 2) group.append(element("text", text, short));
+    const called = this.data.names[label];
+    group.append(element("circle", called.length > 2 ? { ...at, r: 5 } : at));
+    if (called.length <= 2) group.append(element("text", text, called));
+    else if (name === "third") group.append(this.besides(at, called));
     return group;
+  }
+
+  /** A name that is too long for its dot. */
+  besides({ cx, cy }, called) {
+    const left = cx > this.svg.clientWidth / 2;
+    const text = { x: cx + (left ? -9 : 9), y: cy, class: left ? "long-name left" : "long-name" };
+    return element("text", text, called);
   }
 }

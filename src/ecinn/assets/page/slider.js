@@ -8,12 +8,14 @@ const CROWDED = 0.2;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Where the slider has names, in order; it comes to rest at the convincing picture. */
-export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end) {
+/** Where the slider has names, in order; it comes to rest at the convincing picture.
+ * @param {string} name what that is called
+ */
+export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end, name) {
   const stops = [
     { alpha: 0, name: "input" },
     { alpha: tipping, name: "tips here" },
-    { alpha: convincing, name: "convincing", rest: true },
+    { alpha: convincing, name, rest: true },
   ].sort((a, b) => a.alpha - b.alpha);
   return stops.at(-1).alpha < end ? [...stops, { alpha: end, name: "beyond" }] : stops;
 }
@@ -27,6 +29,7 @@ export class Slider {
     Object.assign(this, parts);
     this.moved = moved;
     this.frames = [];
+    this.marks = [];
     this.input.addEventListener("input", () => this.scrub(Number(this.input.value)));
     this.input.addEventListener("keydown", (event) => this.key(event));
     this.play.addEventListener("click", () => (this.playing ? this.stop() : this.playThrough()));
@@ -40,6 +43,12 @@ export class Slider {
     this.input.max = String(this.end);
     this.stops.replaceChildren(...stops.map((stop) => this.stopButton(stop)));
     this.align();
+  }
+
+  /** Nothing to show until the next path is there. */
+  forget() {
+    this.stop();
+    this.frames = [];
   }
 
   stopButton({ alpha, name }) {
@@ -94,6 +103,7 @@ export class Slider {
   }
 
   key(event) {
+    if (!this.frames.length) return;
     const here = this.step;
     const after = this.marks.map(({ alpha }) => this.nearest(alpha));
     const steps = {
@@ -106,7 +116,7 @@ export class Slider {
       PageUp: after.find((step) => step > here) ?? this.frames.length - 1,
       PageDown: after.findLast((step) => step < here) ?? 0,
     };
-    if (!(event.key in steps) || !this.frames.length) return;
+    if (!(event.key in steps)) return;
     event.preventDefault();
     this.stop();
     this.go(steps[event.key]);
@@ -123,6 +133,7 @@ export class Slider {
 
   /** From the input to the far end and back to convincing. */
   playThrough() {
+    if (!this.frames.length) return;
     const rest = this.marks.find((mark) => mark.rest)?.alpha ?? this.end;
     const turn = 0.8;
     this.play.setAttribute("aria-pressed", "true");
@@ -133,7 +144,6 @@ export class Slider {
   }
 
   run(alphaAt, milliseconds) {
-    if (!this.frames.length) return;
     this.halt();
     this.playing = true;
     const start = performance.now();

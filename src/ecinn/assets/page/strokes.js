@@ -60,6 +60,11 @@ function rasterise(strokes, place) {
   return Uint8Array.from(sums, (sum) => Math.round(sum / (FINE * FINE)));
 }
 
+/** Row by row, as the service wants them. */
+export function rows(pixels) {
+  return Array.from({ length: SIDE }, (_, row) => [...pixels.subarray(row * SIDE, (row + 1) * SIDE)]);
+}
+
 function extent(strokes) {
   const points = strokes.flat();
   const xs = points.map((point) => point.x);

@@ -7,6 +7,12 @@ export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
 
+/** The same in whole percent, for where there is little room; nothing below one. */
+export function brief(share) {
+  if (share < 0.01) return "";
+  return share > 0.99 ? "> 99 %" : `${Math.round(100 * share)} %`;
+}
+
 function article(name) {
   return /^(8|11|18)/.test(name) ? "an" : "a";
 }
@@ -35,10 +41,31 @@ export function winner(posterior) {
   return posterior.indexOf(Math.max(...posterior));
 }
 
+export function asked(confidence) {
+  return `${Math.round(100 * confidence)} %`;
+}
+
+/** What the slider's place of rest is called. */
+export function restName(confidence) {
+  return confidence === null ? "convincing" : `${asked(confidence)} asked`;
+}
+
+/** What came of the asked confidence; the service says where no more can be had. */
+export function obtainedWords(confidence, obtained, alpha) {
+  return `You asked for ${asked(confidence)}: this is ${percent(obtained)}, at α = ${alpha.toFixed(2)}.`;
+}
+
+/** What the arrow keys do on the easel, if anything. */
+export function arrowKeys(easel, model) {
+  if (easel.photo) return "the arrow keys move the photograph";
+  return model.kind === "dots" ? "the arrow keys move the dot" : null;
+}
+
 export function hint(easel, model) {
-  if (model.kind === "dots") return "The dot at the left edge is the label: tap the edge to move it. You can draw, too.";
+  if (model.kind === "dots") return "The dot at the left edge is the label: tap the edge, or press ↑ and ↓ here, to move it. You can draw, too.";
   if (model.kind === "digits") return "Draw a digit, drop a picture, or take a test picture.";
-  if (easel.photo && model.kind === "faces") return "Drag and zoom until the face fills the oval, eyes on the line.";
+  if (easel.photo && model.kind === "faces") return "Drag (or press the arrow keys here) and zoom until the face fills the oval, eyes on the line.";
+  if (easel.photo) return "Drag (or press the arrow keys here) and zoom to choose what is read.";
   return "Drop, paste or open a photo; it stays between you and this service.";
 }
 

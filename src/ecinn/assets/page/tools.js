@@ -1,0 +1,42 @@
+/** Which tools make sense now, and what they are called. */
+
+import { at } from "./telling.js";
+import { arrowKeys, emptyWords, hint } from "./words.js";
+
+/** The easel's.
+ * @param {{model: object, source: object | null}} state
+ */
+export function arrange({ model, source }, easel) {
+  const test = source?.sample;
+  at("board").dataset.kind = easel.photo ? "photo" : model.kind;
+  nameSurface(at("pad"), test === undefined ? "Your picture" : `Test picture ${test}`, arrowKeys(easel, model));
+  at("empty").hidden = !easel.blank;
+  at("empty").textContent = emptyWords(model);
+  at("hint").textContent = hint(easel, model);
+  at("undo").hidden = !easel.drawable;
+  at("undo").disabled = easel.untouched;
+  at("keep").hidden = model.kind !== "digits";
+  at("zoom-row").hidden = !easel.photo;
+  at("samples").hidden = !model.samples;
+  at("index").max = String(model.samples - 1);
+  if (test !== undefined) at("index").value = String(test);
+}
+
+/** A picture; where keys do something, a surface that takes them itself. */
+function nameSurface(pad, name, keys) {
+  pad.setAttribute("role", keys ? "application" : "img");
+  pad.setAttribute("aria-label", keys ? `${name}: ${keys}` : name);
+  if (keys) pad.tabIndex = 0;
+  else pad.removeAttribute("tabindex");
+}
+
+/** The stage's.
+ * @param {"empty" | "stale" | "loading" | "nearly" | "ready"} name
+ */
+export function settle(name) {
+  at("stage").dataset.state = name;
+  at("stage").ariaBusy = String(name === "loading" || name === "nearly");
+  if (name === "empty") at("wall").hidden = true;
+  for (const id of ["slider", "play", "overlay"]) at(id).disabled = name === "empty";
+  for (const id of ["save-png", "save-gif", "save-json", "share"]) at(id).disabled = name !== "ready";
+}
