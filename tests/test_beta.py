@@ -3,8 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 from conftest import randomise
@@ -14,12 +16,16 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
 from ecinn.experiments import MNIST_BETA, Experiment
+from ecinn.judges import Judges, load_judges, scaled
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage
 from ecinn.paper import beta_models, style, trade_off
 from ecinn.paper.artefact import Context
-from ecinn.paper.beta_models import TradeOff
+from ecinn.paper.beta_models import Jury, TradeOff
+from ecinn.paper.claim_trade_off import falling, trade_off_found
+from ecinn.paper.claim_trade_off import trade_off as claim_of
 from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model, load
 from ecinn.typicality import Typicality
 from test_cli import run
 
@@ -46,6 +52,7 @@ def model(tiny: Experiment, beta: float, seed: int) -> Checkpoint:
     classifier = randomise(GenerativeClassifier(experiment.architecture), seed).eval()
     mu_bar = classifier.mu.detach() * 1.1
     metrics = {"n": 200, "error": 0.1 / beta, "bits_per_dim": beta, "reached_q": 0.5}
+    metrics |= {"judged": 100 + seed, "convinced": seed, "frechet": 3 * beta}
     return Checkpoint(
         experiment,
         classifier.requires_grad_(requires_grad=False),
@@ -65,11 +72,15 @@ def result(betas: int = 8) -> TradeOff:
         error=tuple(0.05 / (k + 1) for k in range(betas)),
         bits_per_dim=tuple(3.0 + 0.1 * k for k in range(betas)),
         reached_q=(1.0,) * betas,
+        judged=tuple(1900 + k for k in range(betas)),
+        convinced=tuple(1800 - 50 * k for k in range(betas)),
+        frechet=tuple(5.0 + k for k in range(betas)),
         target=3,
         places=tuple(range(18)),
         training={"epochs": 12, "training_images": 60000, "test_images": 10000},
         images=images,
         counterfactuals=torch.stack([images.flip(0)] * betas),
+        already=torch.zeros((betas, 18), dtype=torch.bool),
         reached=torch.ones((betas, 18), dtype=torch.bool),
     )
 
@@ -92,6 +103,8 @@ def test_counterfactuals_are_the_papers(tiny: Experiment, test_digits: Dataset) 
     assert compared.beta == (0.1, 4.0)
     assert compared.error == (1.0, 0.025)
     assert compared.training["training_images"] == 100
+    assert (compared.judged, compared.convinced) == ((102, 101), (2, 1))
+    assert compared.frechet == pytest.approx((0.3, 12.0))
     kinds = set()
     for row, checkpoint in enumerate((models[1], models[0])):
         classifier, mu = checkpoint.classifier, checkpoint.classifier.mu
@@ -101,8 +114,11 @@ def test_counterfactuals_are_the_papers(tiny: Experiment, test_digits: Dataset) 
             obtained = compared.counterfactuals[row, index]
             if p == 3:
                 kinds.add("read as the target")
-                assert torch.equal(obtained, test_digits.images[index])
+                assert compared.already[row, index]
+                assert not compared.reached[row, index]
+                assert not obtained.any()
                 continue
+            assert not compared.already[row, index]
             delta = checkpoint.mu_bar[3] - checkpoint.mu_bar[p]
             # ‖z + αΔ − μ_p‖² − ‖z + αΔ − μ_q‖² is linear in α: two values give its zero.
             at = [
@@ -121,6 +137,67 @@ def test_counterfactuals_are_the_papers(tiny: Experiment, test_digits: Dataset) 
     assert len(kinds) > 1
 
 
+@pytest.fixture(scope="module")
+def judges() -> Judges:
+    return load_judges("mnist")
+
+
+def test_a_jury_asks_the_same_of_every_model(judges: Judges, test_digits: Dataset) -> None:
+    """Random digits, each once, and targets that are any class but the label's."""
+    jury = Jury.assemble(judges, test_digits)
+    assert sorted(map(bytes, jury.images.flatten(1).numpy())) == sorted(
+        map(bytes, test_digits.images.flatten(1).numpy())
+    )
+    place = {
+        bytes(image): index for index, image in enumerate(test_digits.images.flatten(1).numpy())
+    }
+    labels = [
+        int(test_digits.labels[place[bytes(image)]]) for image in jury.images.flatten(1).numpy()
+    ]
+    offsets = (jury.q - torch.tensor(labels)) % 10
+    assert sorted(offsets.unique().tolist()) == list(range(1, 10))
+    many = Jury.assemble(judges, load_mnist("test"))
+    assert len(many.q) == beta_models.PAIRS >= 1000
+    assert torch.equal(many.q, Jury.assemble(judges, load_mnist("test")).q)
+
+
+def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: Dataset) -> None:
+    """One by one: what the model reads as q is left out, the rest is shown to the oracle."""
+    trained = load("mnist")
+    read = trained.predict(test_digits.images[:30]).argmax(1)
+    q = (read + torch.arange(30) % 3) % 10  # every third is read as its target already
+    features = judges.features(test_digits.images)
+    said = Jury(judges, test_digits.images[:30], q, features).say(trained)
+    stored = [
+        trained.explain(test_digits.images[k], int(q[k])).stored_convincing[0, 0]
+        for k in range(30)
+        if k % 3
+    ]
+    oracle = judges.networks.convolutional
+    targets = [int(q[k]) for k in range(30) if k % 3]
+    answers = [int(oracle(scaled(image[None])).argmax()) for image in stored]
+    assert said.judged == 20
+    assert said.convinced == sum(a == b for a, b in zip(answers, targets, strict=True))
+    # Of two Gaussians, by the square root of a matrix.
+    ours, real = (
+        judges.features(x).double().numpy() for x in (torch.stack(stored), test_digits.images)
+    )
+    mean = ((ours.mean(0) - real.mean(0)) ** 2).sum()
+    a, b = np.cov(ours.T), np.cov(real.T)
+    root = np.sqrt(np.linalg.eigvals(a @ b).astype(complex)).real.sum()
+    assert said.frechet == pytest.approx(mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3)
+
+
+def test_a_worse_model_convinces_less(
+    tiny: Experiment, judges: Judges, test_digits: Dataset
+) -> None:
+    jury = Jury.assemble(judges, test_digits.first(60))
+    trained, random = jury.say(load("mnist")), jury.say(Model(model(tiny, 1.0, 0)))
+    assert trained.convinced / trained.judged > 0.9
+    assert random.convinced / random.judged < 0.5
+    assert trained.frechet < random.frechet
+
+
 def test_results_are_kept_in_a_small_file(tmp_path: Path) -> None:
     written = result()
     beta_models.save(written, tmp_path / "t.safetensors")
@@ -133,12 +210,59 @@ def test_results_are_kept_in_a_small_file(tmp_path: Path) -> None:
 
 
 def test_results_that_are_missing_or_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    for _ in range(2):
+    path = tmp_path / beta_models.FILE
+    for read in (beta_models.find, lambda folder: beta_models.read(folder / beta_models.FILE)):
         with pytest.raises(InputError, match="ecinn beta") as error:
-            beta_models.read(path)
+            read(tmp_path)
         assert "\n" not in str(error.value)
         write_tensors(path, {"images": torch.zeros(2)}, {"beta": [1.0]})
+    assert beta_models.find(tmp_path) == path
+
+
+def test_the_claim_says_which_parts_of_it_hold() -> None:
+    """Errors and quality fall with β, and the paper's β is nearly the best in both."""
+    n = len(beta_models.BETAS)
+    near = beta_models.BETAS.index(1.4265)
+    errors = (0.03, 0.02, 0.012, *(0.0085 - 0.0001 * k for k in range(n - near)))
+    convinced = (
+        *(1805 - k for k in range(near + 1)),
+        *(1500 - 9 * k for k in range(n - near - 1)),
+    )
+    balanced = dataclasses.replace(result(), error=errors, convinced=convinced, judged=(1900,) * n)
+    claim = claim_of(balanced)
+    assert claim.verdict == "supported"
+    assert claim.measured.startswith("Holds: errors fall")
+    assert "Does not hold" not in claim.measured
+    assert f"at β = 1.4265 the oracle reads {100 * 1802 / 1900:.1f} %" in claim.measured
+    assert claim.detail.count("\n") == 1 + n
+    worse = dataclasses.replace(balanced, frechet=balanced.frechet[::-1])
+    assert claim_of(worse).verdict == "partly"
+    held, failed = claim_of(worse).measured.split("Does not hold: ")
+    assert "Fréchet" in failed
+    assert "errors" not in failed
+    assert held.count(";") == 3
+    backwards = dataclasses.replace(
+        balanced,
+        error=(0.01, 0.011, 0.02, 0.09, 0.1, 0.11, 0.12, 0.13),
+        convinced=(1000, 1010, 1020, 1030, 1400, 1500, 1600, 1700),
+        frechet=balanced.frechet[::-1],
+    )
+    assert claim_of(backwards).verdict == "refuted"
+
+
+def test_the_claim_is_untested_without_models(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
+    claim = trade_off_found(None)
+    assert claim.verdict == "untested"
+    assert "--beta DIR" in claim.measured
+    beta_models.save(result(), tmp_path / beta_models.FILE)
+    assert trade_off_found(tmp_path).verdict != "untested"
+
+
+def test_falling_counts_pairs() -> None:
+    assert falling([3.0, 2.0, 1.0]) == 1
+    assert falling([1.0, 1.0]) == 0
+    assert falling([2.0, 3.0, 1.0]) == pytest.approx(2 / 3)
 
 
 def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monkeypatch) -> None:
@@ -149,6 +273,8 @@ def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monke
     one = load_checkpoint(tmp_path / "beta-2")
     assert one.experiment.beta == 2
     assert one.metrics["n"] == 200
+    assert 100 < one.metrics["judged"] <= 200
+    assert 0 <= one.metrics["convinced"] <= one.metrics["judged"]
     assert not (tmp_path / "beta-2" / training.STATE_FILES[0]).exists()
     # Another β joins; the first is not trained again.
     original, trained = training.train, []
@@ -164,6 +290,8 @@ def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monke
     results = beta_models.read(tmp_path / beta_models.FILE)
     assert results.beta == (0.5, 2.0)
     assert results.error[1] == one.metrics["error"]
+    assert results.convinced[1] == one.metrics["convinced"]
+    assert results.frechet[1] == one.metrics["frechet"]
     assert results.bits_per_dim[0] != results.bits_per_dim[1]
     assert results.training == {"epochs": 1, "training_images": 200, "test_images": 200}
     code, _, err = run(*given[:-3], 150, "--device", "cpu", "--beta", 2)
@@ -179,6 +307,7 @@ def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
     shown = result()
     shown.reached[2, 9 * part + 4] = False
     shown.reached[5, 9 * (1 - part) + 1] = False  # not on this page
+    shown.reached[6, 9 * part + 2], shown.already[6, 9 * part + 2] = False, True
     figure = trade_off.draw(shown, part)
     axes, error, bits = figure.axes
     words = [text.get_text() for text in axes.texts]
@@ -195,9 +324,9 @@ def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
         for patch in axes.patches
         if isinstance(patch, Rectangle) and patch.get_linewidth() == 0.8
     ]
-    assert len(frames) == 1
+    frame, empty = frames
+    assert to_rgba(style.WARNING) == frame.get_edgecolor() != empty.get_edgecolor()
     left, right, bottom, top = axes.get_images()[3].get_extent()
-    (frame,) = frames
     middle = (frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2)
     assert middle == pytest.approx(((left + right) / 2, (bottom + top) / 2), abs=0.01)
     assert error.lines[0].get_ydata()[0] == pytest.approx(5.0)
@@ -205,14 +334,19 @@ def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
     assert figure.get_size_inches()[0] <= style.TEXT
 
 
-def test_figure_10_is_made_of_the_kept_results(monkeypatch) -> None:
-    monkeypatch.setattr(beta_models, "read", result)
-    made = trade_off.FIGURE_10.make(Context())
+def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> None:
+    beta_models.save(result(), tmp_path / beta_models.FILE)
+    context = Context(beta=tmp_path)
+    made = trade_off.FIGURE_10.make(context)
     assert set(made.figures) == {"figure-10"}
     numbers = made.data["figure-10"]["models"]
     assert [row["beta"] for row in numbers] == list(beta_models.BETAS)
     assert numbers[0]["error"] == 0.05
-    (page,) = trade_off.SUPPLEMENT_10.make(Context()).books["supplement-10"]
+    assert (numbers[1]["judged"], numbers[1]["convinced"]) == (1901, 1750)
+    (page,) = trade_off.SUPPLEMENT_10.make(context).books["supplement-10"]
     first = [image.get_array() for image in made.figures["figure-10"].axes[0].get_images()]
     further = [image.get_array() for image in page.axes[0].get_images()]
     assert not any((a == b).all() for a, b in zip(first, further, strict=True))
+    monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
+    with pytest.raises(InputError, match="ecinn beta"):
+        trade_off.FIGURE_10.make(Context())

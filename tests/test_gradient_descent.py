@@ -13,6 +13,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.experiments import MNIST, MNIST_PAPER, Experiment, GradientDescent
 from ecinn.model import bijections
+from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage, build_inn
 from ecinn.optimisation import OptimisationStep, batch_loss, learning_rate
 from ecinn.pixels import to_pixels
@@ -42,7 +43,7 @@ def data() -> Dataset:
 
 
 def test_a_step_is_gradient_descent_with_momentum(experiment: Experiment, data: Dataset) -> None:
-    """By hand: v ← 0.9 v + g + λw and w ← w − ηv; μ ← μ − 3ηg; clipped; fixed scales stay."""
+    """By hand: v ← 0.9 v + g + λw, w ← w − ηv, also of norms; μ ← μ − 3ηg; fixed scales stay."""
     experiment = dataclasses.replace(experiment, weight_decay=0.05, gradient_clip=0.7)
     state = TrainingState.start(experiment, CPU)
     step = OptimisationStep(experiment, data, state, CPU)
@@ -69,8 +70,7 @@ def test_a_step_is_gradient_descent_with_momentum(experiment: Experiment, data: 
                 if name == "mu":
                     parameter -= 3 * rate * gradient
                     continue
-                decay = 0.05 * parameter if parameter.ndim > 1 else 0.0
-                velocity[name] = 0.9 * velocity[name] + gradient + decay
+                velocity[name] = 0.9 * velocity[name] + gradient + 0.05 * parameter
                 parameter -= rate * velocity[name]
     assert any(clipped)
     for (name, obtained), expected in zip(
@@ -151,6 +151,46 @@ def test_dropout_may_differ_between_stages() -> None:
     assert shares(alike) == [0.3] * 4
 
 
+def test_nothing_follows_the_downsampling_of_the_recipe(experiment: Experiment) -> None:
+    """Its first half comes out as it went in, squeezed; elsewhere channels are mixed."""
+    x = torch.randn((2, 4, 14, 14), generator=torch.Generator().manual_seed(0))
+    squeezed = x[:, :2].reshape(2, 2, 7, 2, 7, 2).permute(0, 1, 3, 5, 2, 4).reshape(2, 8, 7, 7)
+    plain = dataclasses.replace(experiment.architecture, channel_scale=None)
+    for architecture, same in ((experiment.architecture, True), (plain, False)):
+        (downsampling,) = [
+            layer
+            for layer in build_inn(architecture).bijections
+            if isinstance(layer, bijections.Chain)
+            and isinstance(layer.bijections[0], bijections.DownsamplingCoupling)
+        ]
+        with torch.no_grad():
+            y, _ = downsampling(x)
+            torch.testing.assert_close(downsampling.inverse(y), x, rtol=1e-4, atol=1e-4)
+        assert torch.equal(y[:, :8], squeezed) is same
+
+
+@torch.no_grad()
+def test_clamp_and_means_of_the_recipe() -> None:
+    """Log-scales of a dense coupling go to ±2, of others to ±0.7; means are about 5 apart."""
+    classifier = GenerativeClassifier(MNIST_PAPER.architecture)
+    limits: dict[bool, set[float]] = {True: set(), False: set()}
+    for coupling in classifier.modules():
+        if isinstance(coupling, bijections.Coupling):
+            dense = isinstance(coupling.subnet[0], nn.Linear)
+            last = coupling.subnet[-1]
+            nn.init.zeros_(last.weight)
+            nn.init.constant_(last.bias, 1e4)
+            shape = (1, coupling.split[0]) if dense else (1, coupling.split[0], 4, 4)
+            scale, _ = coupling.eval()._scale_and_shift(torch.zeros(shape))
+            limits[dense].add(round(float(scale.max()), 4))
+    assert limits == {True: {2.0}, False: {0.7}}
+    apart = torch.pdist(classifier.mu)
+    assert apart.mean() == pytest.approx(5.0, rel=0.02)
+    assert apart.std() < 0.3
+    usual = GenerativeClassifier(dataclasses.replace(MNIST.architecture, stages=(Stage(1, 4),)))
+    assert torch.pdist(usual.mu).mean() == pytest.approx(6.0, rel=0.02)
+
+
 def test_a_random_start_is_no_identity_and_keeps_the_spread(generator: torch.Generator) -> None:
     """With the fixed scale of 0.8, twenty couplings neither grow nor shrink what they pass on."""
     with torch.random.fork_rng([]):
@@ -179,4 +219,6 @@ def test_models_of_before_have_none_of_it() -> None:
     experiment = load_checkpoint("mnist").experiment
     assert experiment.descent is None
     assert experiment.architecture.channel_scale is None
+    assert experiment.architecture.dense_clamp is None
+    assert experiment.architecture.class_distance == 6.0
     assert experiment.architecture.stages[0].dropout is None

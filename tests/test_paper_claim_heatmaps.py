@@ -1,6 +1,7 @@
 """Claims about heatmaps and faces: who is noisy, what ReLU does, which models look alike."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ecinn.metrics.intervals import Interval
 from ecinn.paper import claim_faces as faces
 from ecinn.paper import claim_heatmaps as maps
 from ecinn.pixels import to_pixels
-from ecinn.pretrained import Model
+from ecinn.pretrained import Model, load
 
 
 def noise_of(maps_: dict[str, Tensor]) -> maps.Noise:
@@ -49,11 +50,26 @@ def test_relu_is_the_cause_only_if_taking_it_away_makes_the_noise(smooth_and_rou
         twins = {"ReLU": [(0.1, quiet)], "tanh": [(0.1, without)]}
         claim = maps.relu_is_the_cause(twins, loud)
         assert claim.verdict == verdict
-        assert claim.numbers["way"]["tanh"] == pytest.approx(way)
+        assert claim.numbers["way"]["tanh"] == pytest.approx((way, way, way))
     twins = {"ReLU": [(0.1, quiet)], "tanh": [(0.1, between)], "softplus": [(0.1, quiet)]}
     claim = maps.relu_is_the_cause(twins, loud)
-    assert claim.numbers["way"]["tanh"] == pytest.approx(0.5)
+    assert claim.numbers["way"]["tanh"] == pytest.approx((0.5, 0.5, 0.5))
     assert claim.verdict == "partly"
+    assert "footnote" in claim.says
+
+
+def test_seeds_that_disagree_about_relu_leave_it_open(smooth_and_rough) -> None:
+    """Two of three networks go all the way: the mean is most of it, the interval is not."""
+    quiet, loud = (noise_of(dict.fromkeys(METHODS, each)) for each in smooth_and_rough)
+    twins = {
+        "ReLU": [(0.1, quiet)] * 3,
+        "tanh": [(0.1, loud), (0.1, quiet), (0.4, loud)],
+    }
+    claim = maps.relu_is_the_cause(twins, loud)
+    assert claim.numbers["way"]["tanh"] == pytest.approx((2 / 3, 0, 1))
+    assert claim.numbers["errors"]["tanh"] == pytest.approx(0.2)
+    assert claim.verdict == "partly"
+    assert "75 %" in claim.measured  # of three, all lie on one side of the median with 2/8
 
 
 def test_the_judge_reads_pixels_as_it_reads_8_bit_images() -> None:
@@ -109,7 +125,36 @@ def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, 
     likeness = [Similarity(near(0.0), near(v), near(v), near(v)) for v in (same, other)]
     agreement = rate(torch.tensor([True, True, False]))
     compared = Comparison("m", 3, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
-    assert faces.lipstick_is_makeup(audit_with(comparisons=(compared,))).verdict == verdict
+    audit = audit_with(comparisons=(compared,))
+    claim = faces.lipstick_is_makeup(audit, {"lipstick": "taught", "makeup": "refined"})
+    assert claim.verdict == verdict
+    assert "lipstick is taught and makeup is refined" in claim.measured
+    assert "recipes" in claim.measured
+    alike = faces.lipstick_is_makeup(audit, {"lipstick": "taught", "makeup": "taught"})
+    assert "recipes" not in alike.measured
+
+
+def test_recipes_are_those_of_the_files() -> None:
+    """As docs/faces.md tells."""
+    found = {name: faces.recipe(load(name)) for name in ("celeba-lipstick", "celeba-makeup")}
+    assert found == {
+        "celeba-lipstick": "taught and refined",
+        "celeba-makeup": "neither taught nor refined",
+    }
+
+
+@pytest.mark.parametrize(
+    ("of_q", "verdict"), [(0.95, "refuted"), (0.99995, "supported"), (0.3, "refuted")]
+)
+def test_faces_that_are_not_so_sure_refute(of_q, verdict) -> None:
+    q = torch.arange(100) % 2
+    posterior = torch.stack([1 - q, q], 1) * of_q + torch.stack([q, 1 - q], 1) * (1 - of_q)
+    audit = audit_with(
+        flips=SimpleNamespace(q=q), after=SimpleNamespace(posterior=posterior.double())
+    )
+    claim = faces.smiles_reach(audit, rate(torch.ones(5, dtype=torch.bool)), 2.5)
+    assert claim.verdict == verdict
+    assert "confidence=" in claim.measured
 
 
 def test_regions_of_a_face_decide() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 
@@ -14,20 +15,22 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.audit import rate
 from ecinn.benchmark.quality import random_of_class
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
-from ecinn.judges import load_judges, scaled
+from ecinn.judges import Judges, load_judges, scaled
 from ecinn.metrics.intervals import confidence_interval
 from ecinn.paper import claim_counterfactuals as digits
-from ecinn.paper import claim_planted as planted
 from ecinn.paper import claim_strokes as strokes
 from ecinn.paper import claim_wording as wording
 from ecinn.paper.artefact import Context
-from ecinn.paper.beta_models import TradeOff
 from ecinn.paper.claim import Claim, of_share, of_votes, page
-from ecinn.paper.claim_measures import Sample, explained_sample, pearson, spearman
-from ecinn.paper.claim_trade_off import trade_off
+from ecinn.paper.claim_measures import (
+    Sample,
+    explained_sample,
+    median_seconds,
+    pearson,
+    spearman,
+)
 from ecinn.paper.claims import CLAIMS, Sizes, measure_claims
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.pretrained import Model, load
@@ -38,11 +41,6 @@ N = 48
 @pytest.fixture(scope="module")
 def sample() -> Sample:
     return explained_sample(load("mnist"), load_mnist("test"), N, 0)
-
-
-@pytest.fixture(scope="module")
-def dots() -> Sample:
-    return explained_sample(load("fakemnist"), load_fake_mnist("test"), N, 0)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +83,14 @@ def test_correlations_are_those_of_scipy_and_intervals_cover_them(generator) -> 
         pearson(a[:2], b[:2], generator)
 
 
+def timed(monkeypatch, both: float) -> None:
+    """A counterfactual takes so many times a forward pass."""
+    seconds = itertools.cycle([both, 1.0])
+    monkeypatch.setattr(digits, "median_seconds", lambda run, repeats, device: next(seconds))
+
+
 def test_two_evaluations_are_counted_and_a_third_refutes(sample, monkeypatch) -> None:
+    timed(monkeypatch, 2.4)
     claim = digits.two_evaluations(sample, repeats=1)
     assert (claim.verdict, claim.numbers["encodes"], claim.numbers["decodes"]) == (
         "supported", 1, 1,
@@ -98,6 +103,23 @@ def test_two_evaluations_are_counted_and_a_third_refutes(sample, monkeypatch) ->
 
     monkeypatch.setattr(digits, "counterfactual", twice)
     assert digits.two_evaluations(sample, repeats=1).verdict == "refuted"
+
+
+def test_the_time_of_three_is_not_that_of_two(sample, monkeypatch) -> None:
+    timed(monkeypatch, 3.0)
+    claim = digits.two_evaluations(sample, repeats=1)
+    assert (claim.verdict, claim.numbers["times_forward"]) == ("partly", 3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_clock_waits_for_the_device(device, monkeypatch) -> None:
+    events = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("wait"))
+    monkeypatch.setattr("time.perf_counter", lambda: events.append("clock") or 1.0)
+    median_seconds(lambda: events.append("run"), 2, torch.device(device))
+    each = ["wait", "clock", "run", "wait", "clock"]
+    waited = ["run", *each, *each]
+    assert events == [e for e in waited if device == "cuda" or e != "wait"]
 
 
 def test_tipping_points_tie_by_distances_and_a_wrong_alpha_is_refuted(sample, monkeypatch) -> None:
@@ -146,17 +168,58 @@ def test_oracles_are_asked_about_the_stored_images(sample, judges) -> None:
     assert torn.numbers["convolutional"]["p"].share > 0.9
 
 
+def test_an_oracle_is_torn_where_p_and_q_are_about_as_likely(sample, judges, monkeypatch) -> None:
+    """From odds of 1:3 to 3:1, whatever the third class has."""
+    rows = torch.arange(N)
+    for odds, torn in ((1 / 3.1, False), (1 / 2.9, True), (2.9, True), (3.1, False)):
+        logits = torch.full((N, 10), 5.0)
+        logits[rows, sample.p] = 2
+        logits[rows, sample.q] = 2 + math.log(odds)
+        monkeypatch.setattr(
+            Judges, "scores", lambda self, images, of=logits: dict.fromkeys(("a", "b"), of)
+        )
+        claim = digits.torn_oracles(sample, judges)
+        assert [claim.numbers[name]["torn"].share for name in "ab"] == [torn, torn]
+        assert claim.verdict == ("partly" if torn else "refuted")  # supported only by people
+        assert ("untested on people" in claim.measured) is not torn
+
+
 def test_the_way_is_minimal_only_along_the_models_own_means(sample) -> None:
     claim = digits.minimal(sample, N)
     model = sample.model
-    mu, mu_bar = model.classifier.mu.double(), model.mu_bar.double()
-    angle = torch.nn.functional.cosine_similarity(
-        mu[sample.q] - mu[sample.p], mu_bar[sample.q] - mu_bar[sample.p]
-    )
-    assert claim.numbers["times_shortest"].mean == pytest.approx(float((1 / angle).mean()))
+    mu, mu_bar = (m.detach().double().numpy() for m in (model.classifier.mu, model.mu_bar))
+    z = model.classifier.encode(model.pixels(sample.images)).detach().double().numpy()
+    longer = []
+    for p, q in itertools.combinations(range(10), 2):
+        delta, w = mu_bar[q] - mu_bar[p], mu[q] - mu[p]
+        # By the lengths themselves, from any z.
+        side = w @ (z[0] - (mu[p] + mu[q]) / 2)
+        alpha = -side / (w @ delta)
+        longer.append(abs(alpha) * np.linalg.norm(delta) / (abs(side) / np.linalg.norm(w)))
+    latent = claim.numbers["latent"]
+    assert latent["pairs"] == 45
+    for name, of in (("mean", np.mean), ("least", np.min), ("most", np.max)):
+        assert latent[name] == pytest.approx(of(longer), rel=1e-4)
     straight = Model(sample.model.checkpoint)
     straight.mu_bar = model.classifier.mu.detach()
     assert digits.minimal(dataclasses.replace(sample, model=straight), N).verdict == "supported"
+
+
+def test_the_change_of_the_input_at_the_boundary(sample) -> None:
+    """Along Δ it is the tipping point's; along w the nearest point's, from where both tie."""
+    n, model = 12, sample.model
+    claim = digits.minimal(sample, n)
+    tipping = sample.gather(lambda e: e.tipping_point[:, 0] - e.x)[:n].flatten(1).norm(dim=1)
+    mu, z = model.classifier.mu.detach(), model.classifier.encode(model.pixels(sample.images[:n]))
+    ends = []
+    for one, p, q in zip(z.detach(), sample.p, sample.q, strict=False):
+        w = mu[q] - mu[p]
+        w = w / w.norm()
+        ends.append(one - w * (w @ (one - (mu[p] + mu[q]) / 2)))
+    change = model.classifier.decode(torch.stack(ends)) - model.pixels(sample.images[:n])
+    ratio = tipping / change.flatten(1).norm(dim=1)
+    assert claim.numbers["input"].mean == pytest.approx(float(ratio.mean()), rel=1e-3)
+    assert claim.numbers["along_w_is_smaller"].count == int((ratio > 1).sum())
 
 
 def test_inverse_and_nearest_mean(sample) -> None:
@@ -203,51 +266,6 @@ def test_diversity_of_one_picture_is_refuted_and_realism_of_noise(sample, judges
     assert claim.verdict == "refuted"
 
 
-def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
-    cue = FAKE_MNIST_CUE
-    assert planted.few_class_pixels(cue).verdict == "supported"
-    assert planted.only_dots_change(dots, cue, judges, 0).verdict in ("supported", "partly")
-    perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
-    claim = planted.only_dots_change(perfect, cue, judges, 0)
-    assert claim.numbers["inside"].mean == pytest.approx(1)
-    assert claim.numbers["outside_grey_levels"].mean == 0
-    assert claim.numbers["truth"].share == 1
-    elsewhere = planted.only_dots_change(with_counterfactuals(dots, dots.real), cue, judges, 0)
-    assert elsewhere.verdict == "refuted"  # the dot is right, but so much else has changed
-    assert elsewhere.numbers["truth"].share == 1
-    same = planted.only_dots_change(with_counterfactuals(dots, dots.images), cue, judges, 0)
-    assert same.verdict == "refuted"
-
-
-def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
-    claim = planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0)
-    change = dots.change[:, 0].double().numpy()
-    shares, outside = [], []
-    for one, p, q in zip(change, dots.p.tolist(), dots.q.tolist(), strict=True):
-        shares.append((one[p, 0] ** 2 + one[q, 0] ** 2) / (one**2).sum())
-        outside.append((np.abs(one).sum() - np.abs(one[:10, 0]).sum()) / 774 * 256)
-    assert claim.numbers["inside"].mean == pytest.approx(np.mean(shares))
-    assert claim.numbers["outside_grey_levels"].mean == pytest.approx(np.mean(outside), rel=1e-4)
-
-
-def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
-    cue = FAKE_MNIST_CUE
-    claim = planted.tipping_points_have_no_dot(dots, cue)
-    stored = dots.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
-    of_q = [float(stored[i, q, 0]) for i, q in enumerate(dots.q.tolist())]
-    assert claim.numbers["q"].mean == pytest.approx(np.mean(of_q))
-    (part,) = dots.parts
-    bright = dataclasses.replace(part, tipping_point=part.x[:, None])
-    lit = dataclasses.replace(dots, parts=(bright,))
-    assert planted.tipping_points_have_no_dot(lit, cue).verdict == "refuted"
-    nothing = planted.nothing_says_nothing(dots, cue)
-    blank = dots.images.clone()
-    blank[:, 0, :10, 0] = 0
-    surest = dots.model.predict(blank).amax(1).double().mean()
-    assert nothing.numbers["surest"].mean == pytest.approx(float(surest))
-    assert planted.reaches_target(dots).verdict in ("supported", "partly")
-
-
 def test_what_is_vague_is_measured(sample) -> None:
     assert wording.same_class(sample).numbers["alpha_is_nan"]
     bits = wording.bits_per_dim(sample).numbers
@@ -275,34 +293,6 @@ def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges
     worse = dataclasses.replace(sample.model.checkpoint, metrics={**metrics, "error": 0.05})
     wrong = dataclasses.replace(sample, model=Model(worse))
     assert wording.comparable_errors(wrong, judges).verdict == "refuted"
-
-
-def test_beta_trades_errors_for_bits_or_it_does_not(judges) -> None:
-    data = load_mnist("test")
-    threes = data.images[data.labels == 3][:9]
-    others = data.images[data.labels == 8][:9]
-    result = TradeOff(
-        beta=(0.1, 1.4, 50.0),
-        error=(0.3, 0.02, 0.01),
-        bits_per_dim=(3.0, 3.2, 5.0),
-        reached_q=(0.9, 1.0, 1.0),
-        target=3,
-        places=tuple(range(9)),
-        training={},
-        images=others,
-        counterfactuals=torch.stack([others, threes, others]),
-        reached=torch.ones(3, 9, dtype=torch.bool),
-    )
-    claim = trade_off(result, judges)
-    assert claim.verdict == "supported"
-    assert [share.share > 0.5 for share in claim.numbers["convinced"]] == [False, True, False]
-    backwards = dataclasses.replace(
-        result,
-        error=result.error[::-1],
-        bits_per_dim=result.bits_per_dim[::-1],
-        counterfactuals=torch.stack([threes, others, threes]),
-    )
-    assert trade_off(backwards, judges).verdict == "refuted"
 
 
 def test_verdicts_of_shares_and_votes() -> None:

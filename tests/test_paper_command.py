@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ecinn.errors import InputError
-from ecinn.paper import registry, style
+from ecinn.paper import beta_models, registry, style
 from ecinn.paper.artefact import Artefact, Context, Made
 from test_cli import fails, run
 from test_paper_style import pdf_text
@@ -54,6 +54,8 @@ def test_the_registry_is_the_paper_in_its_order() -> None:
     faces = {artefact.name for artefact in registry.ARTEFACTS if "faces" in artefact.needs}
     assert {"figure-1", "figure-8", "figure-9", "supplement-1", "supplement-8"} <= faces
     assert not faces & {f"figure-{number}" for number in (2, 3, 4, 5, 6, 7, 10)}
+    beta = {artefact.name for artefact in registry.ARTEFACTS if "beta" in artefact.needs}
+    assert beta == {"figure-10", "supplement-10"}
 
 
 @pytest.mark.usefixtures("artefacts")
@@ -74,6 +76,61 @@ def test_all_skips_what_needs_faces_in_one_line_and_makes_the_rest() -> None:
     assert "paper on figure-2" in page
     assert "figure-1: faces are needed" in page
     assert "here/README.md" in stdout
+
+
+@pytest.fixture
+def nothing_ships(artefacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Figure 10's results are in no place but a folder that is given."""
+    monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none.safetensors")
+    ten = (simple("figure-10", "beta"), simple("supplement-10", "beta"))
+    monkeypatch.setattr(registry, "ARTEFACTS", (simple("figure-2"), *ten))
+
+
+@pytest.mark.usefixtures("nothing_ships")
+def test_figure_10_is_skipped_in_one_line_where_its_models_are_missing() -> None:
+    code, _, stderr = run("paper", "all", "--out", "here")
+    assert code == 0, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped figure-10, supplement-10: ")
+    assert "--beta DIR" in line
+    assert "ecinn beta" in line
+    assert "figure-10: models at ascending β" in Path("here/README.md").read_text()
+    assert "--beta DIR" in fails("paper", "figure-10", "--out", "no")
+    assert not Path("no").exists()
+    assert "needs --beta" in run("paper", "list")[1]
+
+
+@pytest.mark.usefixtures("nothing_ships")
+def test_a_folder_of_models_at_ascending_beta_goes_before_what_ships(monkeypatch) -> None:
+    Path("models").mkdir()
+    assert "no trade_off.safetensors in models" in fails("paper", "all", "--beta", "models")
+    assert "in nowhere" in fails("paper", "all", "--beta", "nowhere")
+    given = Path("models") / beta_models.FILE
+    given.touch()
+    code, _, stderr = run("paper", "all", "--beta", "models")
+    assert code == 0, stderr
+    assert "skipped" not in stderr
+    assert Path("paper/figure-10.pdf").is_file()
+    shipped = Path("shipped.safetensors")
+    shipped.touch()
+    monkeypatch.setattr(beta_models, "SHIPPED", shipped)
+    assert beta_models.find(None) == shipped
+    assert beta_models.find(Path("models")) == given
+    assert "needs --beta" not in run("paper", "list")[1]
+
+
+def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
+    half = Artefact(
+        "figure-9", "half of it", lambda context: Made(skipped={"figure-9b": "inception"})
+    )
+    monkeypatch.setattr(registry, "ARTEFACTS", (half, simple("figure-10")))
+    code, _, stderr = run("paper", "all", "--out", "here")
+    assert code == 0, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped figure-9b: ")
+    assert "--inception DIR" in line
+    assert "figure-9b: Inception-V3" in Path("here/README.md").read_text()
+    assert "skipped figure-9b" in run("paper", "figure-9", "--out", "one")[2]
 
 
 @pytest.mark.usefixtures("artefacts")

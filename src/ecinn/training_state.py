@@ -254,20 +254,20 @@ def _pair(
 def _optimiser(
     network: nn.Module, experiment: Experiment, device: torch.device
 ) -> torch.optim.Optimizer:
-    """Weight decay for weight matrices and kernels alone, not for means, scales and shifts."""
+    """Weight decay for matrices and kernels alone; in gradient descent for all but the means."""
     means = [p for n, p in network.named_parameters() if n == "mu"]
-    decayed = [p for n, p in network.named_parameters() if p.ndim > 1 and n != "mu"]
-    free = [p for n, p in network.named_parameters() if p.ndim == 1 and n != "mu"]
+    others = [p for n, p in network.named_parameters() if n != "mu"]
     descent = experiment.descent
     if descent is None:
+        decayed = [p for p in others if p.ndim > 1]
+        free = [p for p in others if p.ndim == 1]
         groups = [
             _group(decayed, experiment, device, weight_decay=experiment.weight_decay),
             _group(free + means, experiment, device, weight_decay=0.0),
         ]
         return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
-    groups = [
-        _group(decayed, experiment, device, weight_decay=experiment.weight_decay),
-        _group(free, experiment, device),
+    groups = [  # as IB-INN has it
+        _group(others, experiment, device, weight_decay=experiment.weight_decay),
         _group(means, experiment, device, momentum=0.0, multiple=descent.means_rate),
     ]
     return torch.optim.SGD(groups, momentum=descent.momentum, fused=True)

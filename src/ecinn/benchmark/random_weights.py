@@ -14,7 +14,7 @@ from ecinn.explain import class_means
 from ecinn.explanation import Images
 from ecinn.heatmaps import ExplainedINN
 from ecinn.model.bijections import Coupling
-from ecinn.model.classifier import CLASS_DISTANCE, GenerativeClassifier
+from ecinn.model.classifier import GenerativeClassifier
 from ecinn.precision import exact_convolutions
 
 LAST_LAYER = 0.3
@@ -43,7 +43,7 @@ def randomised_inn(classifier: GenerativeClassifier, images: Images, seed: int) 
                 weight.copy_(LAST_LAYER * normal(weight) / math.sqrt(weight[0].numel()))
         z = fresh.encode(images)
         for _ in range(1000):
-            directions = F.normalize(normal(fresh.mu)) * (CLASS_DISTANCE / math.sqrt(2))
+            directions = F.normalize(normal(fresh.mu)) * (trained.class_distance / math.sqrt(2))
             fresh.mu.copy_(z.mean(0) + directions)
             if len(equations.log_posterior(z, fresh.mu).argmax(1).unique()) == trained.classes:
                 return ExplainedINN(fresh, class_means([z], fresh.mu))

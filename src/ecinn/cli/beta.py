@@ -18,6 +18,7 @@ from ecinn.errors import InputError, InterruptedRunError
 from ecinn.evaluation import evaluate
 from ecinn.experiments import Experiment
 from ecinn.files import output_folder
+from ecinn.judges import load_judges
 from ecinn.paper import beta_models
 from ecinn.pretrained import Model
 
@@ -43,6 +44,7 @@ def beta(
     train = load_images("mnist", "train").first(limit)
     test = load_images("mnist", "test").first(limit)
     places = beta_models.draw_digits(test, seed)
+    jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
     output_folder(out_dir)
     results = out_dir / beta_models.FILE
     models: list[Checkpoint] = []
@@ -52,7 +54,7 @@ def beta(
             which = f"β = {settings.beta:g} ({number}/{len(wanted)})"
             model = _finished(folder, settings, train, test)
             if model is None:
-                model = _train(settings, train, test, folder, chosen, which)
+                model = _train(settings, train, test, jury, folder, chosen, which)
             else:
                 err.print(f"{which}: trained already")
             models.append(model)
@@ -71,7 +73,7 @@ def _finished(
     if not path.is_file():
         return None
     model = load_checkpoint(path)
-    if not model.metrics:
+    if not model.metrics.keys() >= beta_models.MEASURED:
         return None
     images = (model.training["training_images"], model.metrics["n"])
     if model.experiment != settings or images != (len(train), len(test)):
@@ -83,6 +85,7 @@ def _train(
     settings: Experiment,
     train: Dataset,
     test: Dataset,
+    jury: beta_models.Jury,
     folder: Path,
     device: torch.device,
     which: str,
@@ -98,8 +101,10 @@ def _train(
             test,
             observe=lambda done: observe_measuring(f"{which}: measuring", done, len(test)),
         )
+        judged = jury.say(Model(model, device))
     model.classifier.cpu()
-    model = dataclasses.replace(model, metrics=dataclasses.asdict(result))
+    metrics = dataclasses.asdict(result) | dataclasses.asdict(judged)
+    model = dataclasses.replace(model, metrics=metrics)
     save_checkpoint(model, folder / training.MODEL_FILE)
     for name in training.STATE_FILES:
         (folder / name).unlink(missing_ok=True)
@@ -110,7 +115,9 @@ def _say(model: Checkpoint) -> None:
     metrics = model.metrics
     out.print(
         f"β = {model.experiment.beta:g}: {100 * (1 - metrics['error']):.2f} % right, "
-        f"{metrics['bits_per_dim']:.3f} bits/dim, {100 * metrics['reached_q']:.2f} % reach q"
+        f"{metrics['bits_per_dim']:.3f} bits/dim, {100 * metrics['reached_q']:.2f} % reach q, "
+        f"the oracle reads q in {metrics['convinced']} of {metrics['judged']}, "
+        f"Fréchet distance {metrics['frechet']:.2f}"
     )
 
 

@@ -15,6 +15,7 @@ from ecinn.cli.progress import CelebA, bars
 from ecinn.data.celeba_files import find_folder
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import output_folder
+from ecinn.paper import beta_models
 
 if TYPE_CHECKING:
     from ecinn.paper.artefact import Artefact, Context, Made
@@ -23,6 +24,8 @@ GIVE = {
     "faces": "faces are needed, give --celeba DIR (a folder of CelebA or CelebA-HQ)",
     "inception": "Inception-V3 is needed, give --inception DIR (a folder that `ecinn inception` "
     "wrote ATTRIBUTE.safetensors to)",
+    "beta": "models at ascending β are needed, give --beta DIR (a folder that "
+    "`ecinn beta --out DIR` wrote)",
 }
 
 
@@ -38,6 +41,9 @@ def paper(
         Path | None,
         typer.Option(help="Folder of what `ecinn inception` wrote, as ATTRIBUTE.safetensors."),
     ] = None,
+    beta: Annotated[
+        Path | None, typer.Option(help="Folder of what `ecinn beta` wrote, for figure 10.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the images that are shown.")] = 0,
     device: Device = "cpu",
 ) -> None:
@@ -51,7 +57,11 @@ def paper(
     faces = _faces(celeba)
     if inception is not None and not inception.is_dir():
         raise InputError(f"no folder {inception}: give one that `ecinn inception` wrote to")
-    have = {"faces": faces is not None, "inception": inception is not None}
+    have = {
+        "faces": faces is not None,
+        "inception": inception is not None,
+        "beta": beta_models.find(beta) is not None,
+    }
     missing = {
         artefact.name: GIVE[min(need for need in artefact.needs if not have[need])]
         for artefact in asked
@@ -65,7 +75,7 @@ def paper(
     from ecinn.paper.artefact import Context
 
     with bars() as observe:
-        context = Context(seed, faces, inception, chosen, observe)
+        context = Context(seed, faces, inception, beta, chosen, observe)
         command = f"ecinn paper {' '.join(names)} --out DIR --seed {seed}"
         failed = _make_all(asked, missing, context, folder, command, go_on=several)
     if failed:
@@ -106,6 +116,9 @@ def _make_all(
         written = writing.write(artefact, one, folder, context.seed)
         files = ", ".join(path.name for path in written)
         out.print(f"{artefact.name}: {plain(files)}", soft_wrap=True)
+        for part, need in one.skipped.items():
+            without[part] = GIVE[need]
+            err.print(f"skipped {part}: {plain(GIVE[need])}", soft_wrap=True)
         made.append((artefact, one))
         if go_on:
             # After every one, so that an interrupted run leaves a list of what there is.
@@ -158,7 +171,9 @@ def _faces(celeba: Path | None) -> Path | None:
 def _print_list(known: Sequence["Artefact"]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     options = {"faces": "--celeba", "inception": "--inception"}
+    if beta_models.find(None) is None:
+        options["beta"] = "--beta"
     for artefact in known:
-        needs = ", ".join(options[need] for need in sorted(artefact.needs))
+        needs = ", ".join(options[need] for need in sorted(artefact.needs) if need in options)
         table.add_row(artefact.name, plain(artefact.title), f"needs {needs}" if needs else "")
     out.print(table)

@@ -12,10 +12,6 @@ from ecinn import equations
 from ecinn.model.bijections import Image, LogDet, Vector
 from ecinn.model.inn import Architecture, build_inn
 
-CLASS_DISTANCE = 6.0
-"""Distance of the means at the start: about 0.1 % overlap between two classes."""
-
-
 PART_SIZE = {"cpu": 128, "cuda": 2048}
 """Images that pass at once; on a CPU more of them leave the caches and halve the speed."""
 
@@ -87,4 +83,4 @@ def _spread_means(architecture: Architecture) -> Float[Tensor, "classes dim"]:
     """Random means of which all pairs are about equally far apart."""
     generator = torch.Generator().manual_seed(architecture.seed + 1)
     directions = torch.randn(architecture.classes, architecture.dim, generator=generator)
-    return F.normalize(directions) * (CLASS_DISTANCE / math.sqrt(2))
+    return F.normalize(directions) * (architecture.class_distance / math.sqrt(2))

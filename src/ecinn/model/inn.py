@@ -52,6 +52,10 @@ class Architecture:
     """Between stages: "coupling" (IB-INN's strided coupling), "haar" or "squeeze"."""
     clamp: float = 0.7
     """Log-scales stay within ±clamp per coupling."""
+    dense_clamp: float | None = None
+    """Instead of that, in the fully connected coupling."""
+    class_distance: float = 6.0
+    """Of the means at the start: at 6 two classes overlap by about 0.1 %."""
     pixel_scale: float = 2.0
     """γ, the slope at mid-grey of the first layer."""
     pixel_margin: float = 0.0
@@ -61,7 +65,8 @@ class Architecture:
     """Of channels, after every coupling: "rotation" (random, kept in the file) or "cosine"."""
     channel_scale: float | None = None
     """Fixed factor of all channels after every coupling whose subnet starts at random, as in
-    IB-INN; None: subnets start at zero, and scale and shift of every channel are learned."""
+    IB-INN, where nothing follows the downsampling; None: subnets start at zero, and scale and
+    shift of every channel are learned."""
     norm: Norm = "group"
     dropout: float = 0.0
     dense_dropout: float | None = None
@@ -113,7 +118,8 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
         if index:
             downsampling = _downsampling(a, channels, stage.width)
             channels, height, width = 4 * channels, height // 2, width // 2
-            layers.append(Chain([downsampling, mix(channels, generator, a.channel_scale)]))
+            mixing = [mix(channels, generator)] if a.channel_scale is None else []
+            layers.append(Chain([downsampling, *mixing]))
         for _ in range(stage.couplings):
             coupling = _coupling(a, channels, stage)
             layers.append(Chain([coupling, mix(channels, generator, a.channel_scale)]))
@@ -121,8 +127,9 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
     for _ in range(a.dense_couplings if a.dense_width else 0):
         half = a.dim // 2
         dropout = a.dropout if a.dense_dropout is None else a.dense_dropout
+        clamp = a.clamp if a.dense_clamp is None else a.dense_clamp
         subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, dropout)
-        layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, a.clamp)]
+        layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, clamp)]
     return layers
 
 

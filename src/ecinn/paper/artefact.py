@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.pretrained import Model, load
 
-Need = Literal["faces", "inception"]
-"""What is not in the package: CelebA's pictures, and what `ecinn inception` wrote."""
+Need = Literal["faces", "inception", "beta"]
+"""What may not be in the package: CelebA's pictures, what `ecinn inception` wrote, and what
+`ecinn beta` did."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Context:
     """Folder of CelebA."""
     inception: Path | None = None
     """Folder of what `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
+    beta: Path | None = None
+    """Folder of what `ecinn beta` wrote; None: what ships of it, if anything."""
     device: str = "cpu"
     observe: Callable[[str, int, int], None] = lambda what, done, total: None
 
@@ -52,6 +55,8 @@ class Made:
     """Written as JSON: what a figure shows, or a table's numbers."""
     captions: Mapping[str, str] = field(default_factory=dict)
     """What stands below a figure in the list of all that was made; Markdown."""
+    skipped: Mapping[str, Need] = field(default_factory=dict)
+    """Parts that were left out, and what they lack."""
 
 
 @dataclass(frozen=True)

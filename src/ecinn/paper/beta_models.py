@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from ecinn.benchmark.methods import read as read_as
+from ecinn.benchmark.quality import MAIN_ORACLE, judge
 from ecinn.checkpoints import Checkpoint, read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.evaluation import random_offsets
 from ecinn.experiments import MNIST_BETA, Experiment
+from ecinn.judges import Judges
 from ecinn.pretrained import Model
 
 BETAS = (0.02, 0.1, 0.5, 1.4265, 4.0, 10.0, 25.0, 50.0)
@@ -22,6 +26,9 @@ TARGET = 3
 """As in the paper's figure."""
 ROUNDS = 2
 """Digits of every other class: one for the figure, the rest for the supplement."""
+PAIRS = 2000
+"""Test digits, each with a random target, whose counterfactuals are judged."""
+BATCH_SIZE = 250
 FILE = "trade_off.safetensors"
 SHIPPED = Path(__file__).parent.parent / "assets" / "paper" / FILE
 
@@ -37,6 +44,13 @@ class TradeOff:
     """Exact, on test images."""
     reached_q: tuple[float, ...]
     """Share of test images whose α₁ counterfactual is read as a random target from 8 bits."""
+    judged: tuple[int, ...]
+    """Random pairs of a test digit and another target, the same for every model, of which those
+    are left out whose digit the model reads as the target already."""
+    convinced: tuple[int, ...]
+    """In how many of them the oracle reads the stored α₁ counterfactual as the target."""
+    frechet: tuple[float, ...]
+    """Fréchet distance of these counterfactuals from the test images."""
     target: int
     places: tuple[int, ...]
     """Of the digits among the test images."""
@@ -44,9 +58,23 @@ class TradeOff:
     """Epochs, training images and test images of every model."""
     images: UInt8[Tensor, "images channels height width"]
     counterfactuals: UInt8[Tensor, "models images channels height width"]
-    """At α₁; the input itself where a model reads it as the target already."""
+    """At α₁; black where there is none."""
+    already: Bool[Tensor, "models images"]
+    """Whether the model reads the digit itself as the target: nothing is to be explained."""
     reached: Bool[Tensor, "models images"]
     """Whether the model reads its stored counterfactual as the target."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What judges that took no part say of a model's counterfactuals, as `TradeOff` has it."""
+
+    judged: int
+    convinced: int
+    frechet: float
+
+
+MEASURED = frozenset(field.name for field in dataclasses.fields(Judged))
 
 
 def settings(beta: float, epochs: int | None = None) -> Experiment:
@@ -70,6 +98,38 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
     return torch.stack(columns, 1).flatten()
 
 
+@dataclass(frozen=True)
+class Jury:
+    """The pairs that every model explains, and the judges of all counterfactuals."""
+
+    judges: Judges
+    images: UInt8[Tensor, "pairs channels height width"]
+    q: Int[Tensor, " pairs"]
+    real_features: Float[Tensor, "real features"]
+
+    @classmethod
+    def assemble(cls, judges: Judges, data: Dataset, seed: int = 0) -> "Jury":
+        """Random test digits, and for each a random class that is not its label."""
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(data), generator=generator)[:PAIRS]
+        classes = len(data.class_names)
+        q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
+        return cls(judges, data.images[rows], q, judges.features(data.images))
+
+    def say(self, model: Model) -> Judged:
+        """Of the α₁ counterfactuals on 8 bits of what the model does not read as q already."""
+        other = read_as(model, self.images) != self.q
+        images, q = self.images[other], self.q[other]
+        stored = [
+            model.explain(some, target[:, None], verify=False).stored_convincing[:, 0].cpu()
+            for some, target in zip(images.split(BATCH_SIZE), q.split(BATCH_SIZE), strict=True)
+        ]
+        verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
+        assert verdict.oracles is not None
+        share = verdict.oracles[MAIN_ORACLE]
+        return Judged(share.n, round(share.mean * share.n), verdict.frechet)
+
+
 def compare(
     models: Sequence[Checkpoint],
     data: Dataset,
@@ -86,6 +146,9 @@ def compare(
         error=_metric(models, "error"),
         bits_per_dim=_metric(models, "bits_per_dim"),
         reached_q=_metric(models, "reached_q"),
+        judged=tuple(int(checkpoint.metrics["judged"]) for checkpoint in models),
+        convinced=tuple(int(checkpoint.metrics["convinced"]) for checkpoint in models),
+        frechet=_metric(models, "frechet"),
         target=target,
         places=tuple(places.tolist()),
         training={
@@ -94,8 +157,9 @@ def compare(
             "test_images": int(models[0].metrics["n"]),
         },
         images=images,
-        counterfactuals=torch.stack([stored for stored, _ in explained]),
-        reached=torch.stack([reached for _, reached in explained]),
+        counterfactuals=torch.stack([one.stored for one in explained]),
+        already=torch.stack([one.already for one in explained]),
+        reached=torch.stack([one.reached for one in explained]),
     )
 
 
@@ -103,17 +167,26 @@ def _metric(models: Sequence[Checkpoint], name: str) -> tuple[float, ...]:
     return tuple(float(checkpoint.metrics[name]) for checkpoint in models)
 
 
+@dataclass(frozen=True)
+class _Explained:
+    """One model's row of `TradeOff`."""
+
+    stored: UInt8[Tensor, "images channels height width"]
+    already: Bool[Tensor, " images"]
+    reached: Bool[Tensor, " images"]
+
+
 def _into(
     target: int, images: UInt8[Tensor, "images channels height width"], model: Model
-) -> tuple[UInt8[Tensor, "images channels height width"], Bool[Tensor, " images"]]:
-    """The stored counterfactuals, and whether each is read as the target."""
-    stored, reached = images.clone(), torch.ones(len(images), dtype=torch.bool)
-    other = model.predict(images).argmax(1).cpu() != target
-    if other.any():
-        explanation = model.explain(images[other], target)
-        stored[other] = explanation.stored_convincing[:, 0].cpu()
-        reached[other] = explanation.convincing_certificate.reached[:, 0].cpu()
-    return stored, reached
+) -> _Explained:
+    """Explain what is not read as the target already."""
+    already = read_as(model, images) == target
+    stored, reached = torch.zeros_like(images), torch.zeros_like(already)
+    if not already.all():
+        explanation = model.explain(images[~already], target)
+        stored[~already] = explanation.stored_convincing[:, 0].cpu()
+        reached[~already] = explanation.convincing_certificate.reached[:, 0].cpu()
+    return _Explained(stored, already, reached)
 
 
 def save(result: TradeOff, path: Path) -> None:
@@ -127,13 +200,17 @@ def save(result: TradeOff, path: Path) -> None:
     write_tensors(path, tensors, about)
 
 
-def read(path: Path = SHIPPED) -> TradeOff:
+def find(folder: Path | None) -> Path | None:
+    """The results in a folder that `ecinn beta` wrote, else those that ship, else None."""
+    if folder is None:
+        return SHIPPED if SHIPPED.is_file() else None
+    if not (folder / FILE).is_file():
+        raise InputError(f"no {FILE} in {folder}: give a folder that `ecinn beta --out` wrote")
+    return folder / FILE
+
+
+def read(path: Path) -> TradeOff:
     """What `save` wrote."""
-    if not path.is_file():
-        raise InputError(
-            f"{path} is missing: make it with `ecinn beta --out DIR` (on a GPU) and copy "
-            f"DIR/{FILE} there"
-        )
     tensors, about = read_tensors(path)
     try:
         values: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
@@ -143,4 +220,4 @@ def read(path: Path = SHIPPED) -> TradeOff:
         raise InputError(f"{path} was not written by `ecinn beta`: make it again") from error
 
 
-_TENSORS = ("images", "counterfactuals", "reached")
+_TENSORS = ("images", "counterfactuals", "already", "reached")

@@ -47,6 +47,11 @@ def of_votes(votes: Sequence[bool]) -> Verdict:
     return "partly" if any(votes) else "refuted"
 
 
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Where all are needed: refuted before partly before supported."""
+    return min(verdicts, key=("refuted", "partly", "supported").index)
+
+
 def percent(share: Rate, digits: int = 1) -> str:
     """A share with Wilson's interval."""
     middle, low, high = (f"{100 * v:.{digits}f}" for v in (share.share, share.low, share.high))

@@ -1,6 +1,9 @@
 """Claims about counterfactuals of digits: cost, tipping points, who is convinced, what is kept."""
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from ecinn import equations
 from ecinn.audit import rate
@@ -12,16 +15,20 @@ from ecinn.explain import counterfactual
 from ecinn.judges import Judges
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.intervals import confidence_interval
-from ecinn.paper.claim import Claim, Verdict, number, of_share, of_votes, percent, table
-from ecinn.paper.claim_measures import (
-    CountedClassifier,
-    Sample,
-    median_seconds,
-)
+from ecinn.paper.claim import Claim, Verdict, number, of_share, of_votes, percent, table, worst
+from ecinn.paper.claim_measures import CountedClassifier, Sample, median_seconds
 from ecinn.precision import exact_convolutions
 
 TIE = 1e-3
 """How near p(p) and p(q) must be to count as equal."""
+IN_TIME = 2.5
+"""Up to so many times a forward pass is "the time of two"."""
+MINIMAL = 1.1
+"""What is longer than so many times another way is not minimal."""
+TORN = (0.25, 0.75)
+"""An oracle whose p(q) of p and q alone lies here takes an image for either."""
+MANY = 0.25
+"""From this share on, cases are many."""
 SEARCHES = ("pixel-gradient-l1", "latent-gradient")
 COUNTERFACTUALS_COMMAND = "ecinn benchmark counterfactuals --model mnist"
 
@@ -35,19 +42,21 @@ def two_evaluations(sample: Sample, repeats: int = 15) -> Claim:
     with torch.inference_mode(), exact_convolutions():
         counterfactual(counted, model.mu_bar, x, q)
         both = median_seconds(
-            lambda: counterfactual(model.classifier, model.mu_bar, x, q), repeats
+            lambda: counterfactual(model.classifier, model.mu_bar, x, q), repeats, x.device
         )
-        forward = median_seconds(lambda: model.classifier.encode(x), repeats)
+        forward = median_seconds(lambda: model.classifier.encode(x), repeats, x.device)
     encodes, decodes = len(counted.encoded), len(counted.decoded)
+    in_time: Verdict = "supported" if both <= IN_TIME * forward else "partly"
     return Claim(
         "two-evaluations",
         "1",
         "A counterfactual takes one evaluation of f and one of its inverse, in the time of two; "
         "no search, no gradients.",
-        "supported" if (encodes, decodes) == (1, 1) else "refuted",
+        in_time if (encodes, decodes) == (1, 1) else "refuted",
         f"{encodes} encode and {decodes} decode of one image, counted at the network, with "
-        f"gradients switched off; {both / forward:.2f} times one forward pass (median of "
-        f"{repeats} on this machine). The means μ̄ take one pass over the training images, once.",
+        f"gradients switched off; {both / forward:.2f} times one forward pass (medians of "
+        f"{repeats} on this machine; up to {IN_TIME} counts as two). The means μ̄ take one "
+        "pass over the training images, once.",
         command="make bench",
         numbers={"encodes": encodes, "decodes": decodes, "times_forward": both / forward},
     )
@@ -121,31 +130,57 @@ def nearest_mean(sample: Sample, n: int) -> Claim:
 
 
 def minimal(sample: Sample, n: int) -> Claim:
-    """‖α₀Δ‖ over the distance to the boundary, |wᵀz + b| / ‖w‖: 1 where Δ is parallel to w."""
+    """The way along Δ to the boundary over that along w = μ_q − μ_p, in z and in x."""
     model, (p, q) = sample.model, (sample.p[:n], sample.q[:n])
-    with torch.inference_mode(), exact_convolutions():
-        z = model.classifier.encode(model.pixels(sample.images[:n])).cpu().double()
     mu, mu_bar = (means.detach().cpu().double() for means in (model.classifier.mu, model.mu_bar))
-    delta = equations.latent_direction(mu_bar, p, q)
-    w, b = equations.decision_boundary(mu[p], mu[q])
-    alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
-    shortest = ((w * z).sum(1) + b).abs() / w.norm(dim=1)
-    longer = alpha_0.abs() * delta.norm(dim=1) / shortest
-    ratio = confidence_interval(longer, generator=torch.Generator().manual_seed(0))
-    verdict: Verdict = "supported" if ratio.high < 1.1 else "partly"
+    first, second = torch.combinations(torch.arange(len(mu))).unbind(1)
+    delta = equations.latent_direction(mu_bar, first, second)
+    # |α₀|‖Δ‖ over |wᵀz + b| / ‖w‖, in which z cancels.
+    latent = 1 / F.cosine_similarity(delta, mu[second] - mu[first]).abs()
+    along_delta = _change_at_boundary(sample, n, equations.latent_direction(mu_bar, p, q))
+    along_w = _change_at_boundary(sample, n, mu[q] - mu[p])
+    longer = along_delta / along_w
+    of_input = confidence_interval(longer, generator=torch.Generator().manual_seed(0))
+    shorter = rate(along_w < along_delta)
+    mean, low, high = (float(v) for v in (latent.mean(), latent.min(), latent.max()))
     return Claim(
         "minimal",
         "3.1",
         "Tipping points identify a minimal correction to the input.",
-        "refuted" if ratio.low > 1.5 else verdict,
-        f"The way along Δ to the boundary is {number(ratio, 2)} times as long as the shortest one "
-        f"in latent space, along μ_q − μ_p ({n} digits). Minimal is α₀ among the points of that "
-        "one line; the shortest way changes the classifier's mind and convinces nobody "
-        "(`model-means` in the benchmark).",
+        of_votes([high < MINIMAL, of_input.high < MINIMAL]),
+        "To the boundary it is nearest along w = μ_q − μ_p. The way along Δ is 1/|cos(Δ, w)| "
+        f"times as long, whatever the image: in latent space {mean:.2f} times on average over "
+        f"all {len(latent)} pairs of classes, {low:.2f} to {high:.2f}. Of the input, ‖x̂ − x‖ "
+        f"there is {number(of_input, 2)} times that of the way along w ({n} digits), which is "
+        f"the smaller correction in {percent(shorter)}. Minimal is α₀ among the points of one "
+        "line. That smaller correction changes this classifier's mind and hardly anybody else's "
+        "(`model-means` in the benchmark); the paper grants that minimal changes of images are "
+        "hard to measure in a way that means something.",
         figure="figure-2",
         command=COUNTERFACTUALS_COMMAND,
-        numbers={"times_shortest": ratio},
+        numbers={
+            "latent": {"mean": mean, "least": low, "most": high, "pairs": len(latent)},
+            "input": of_input,
+            "along_w_is_smaller": shorter,
+        },
     )
+
+
+@torch.inference_mode()
+def _change_at_boundary(
+    sample: Sample, n: int, direction: Float[Tensor, "batch dim"]
+) -> Float[Tensor, " batch"]:
+    """‖f⁻¹(z + αd) − x‖ where z + αd meets the boundary of p and q."""
+    classifier = sample.model.classifier
+    x = sample.model.pixels(sample.images[:n])
+    p, q = (labels[:n].to(x.device) for labels in (sample.p, sample.q))
+    mu, direction = classifier.mu.double(), direction.to(x.device)
+    with exact_convolutions():
+        z = classifier.encode(x).double()
+        alpha = equations.tipping_point_alpha(z, direction, mu[p], mu[q])
+        x_hat = classifier.decode(equations.corrected_latent(z, alpha, direction).to(x.dtype))
+    length: Tensor = (x_hat - x).flatten(1).double().norm(dim=1)
+    return length.cpu()
 
 
 def tipping_points(sample: Sample) -> Claim:
@@ -182,26 +217,40 @@ def tipping_points(sample: Sample) -> Claim:
 
 
 def torn_oracles(sample: Sample, judges: Judges) -> Claim:
-    """What oracles read at tipping points."""
+    """What oracles read at tipping points, and how often p and q are about as likely to them."""
     images = sample.gather(lambda e: e.stored_tipping_point[:, 0])
-    rows, numbers, torn, said = [], {}, [], []
-    for family, read in judges.verdicts(images).items():
-        shares = [rate(read == sample.p), rate(read == sample.q)]
-        shares.append(rate((read != sample.p) & (read != sample.q)))
-        rows.append([family, *(percent(share) for share in shares)])
-        numbers[family] = dict(zip(("p", "q", "another"), shares, strict=True))
-        torn.append(max(shares[0].share, shares[1].share) < 0.75)
-        said.append(f"the {family} one still reads p in {100 * shares[0].share:.0f} %")
+    pair = torch.stack([sample.p, sample.q], 1)
+    rows, numbers, torn = [], {}, []
+    for family, scores in judges.scores(images).items():
+        read = scores.argmax(1)
+        of_q = scores.double().gather(1, pair).softmax(1)[:, 1]
+        shares = {
+            "p": rate(read == sample.p),
+            "q": rate(read == sample.q),
+            "another": rate((read != sample.p) & (read != sample.q)),
+            "torn": rate((of_q >= TORN[0]) & (of_q <= TORN[1])),
+        }
+        rows.append([family, *(percent(share) for share in shares.values())])
+        numbers[family] = shares
+        torn.append(shares["torn"])
+    refuted = all(share.high < MANY for share in torn)
+    said = "By two networks; untested on people, who" if refuted else "People"
+    still = " and ".join(f"{100 * of['p'].share:.0f} %" for of in numbers.values())
+    either = f"{TORN[0]:g} to {TORN[1]:g}"
     return Claim(
         "torn",
         "4.2",
-        "Tipping points are such that even a person might take them for either digit.",
-        of_votes(torn),
-        "Not people but two independent oracles were asked. Torn would be neither p nor q above "
-        "three quarters: where this classifier ties, " + " and ".join(said) + ".",
+        "Tipping points are in many cases such that even a human might mistake them for both the "
+        "input's and the target's class.",
+        "refuted" if refuted else "partly",
+        f"{said} were not asked. Torn between p and q, with a posterior of q, of p and q alone, "
+        f"from {either}, are two independent oracles in "
+        + " and ".join(percent(share) for share in torn)
+        + f" of {len(pair):,} tipping points, where many would be {100 * MANY:.0f} % or more; "
+        f"where this classifier ties, they read p in {still}. The paper shows nine, of one three.",
         figure="figure-5",
         numbers=numbers,
-        detail=table(["oracle", "reads p", "reads q", "another"], rows),
+        detail=table(["oracle", "reads p", "reads q", "another", f"p(q) from {either}"], rows),
     )
 
 
@@ -210,6 +259,7 @@ def reaches_target(sample: Sample) -> Claim:
     reached = rate(sample.gather(lambda e: e.convincing_certificate.reached[:, 0]))
     posterior = sample.gather(lambda e: e.convincing_certificate.posterior[:, 0])
     of_q = posterior.double().gather(1, sample.q[:, None])[:, 0]
+    taught = sample.smoothed_label
     return Claim(
         "reaches-q",
         "3.3",
@@ -217,8 +267,8 @@ def reaches_target(sample: Sample) -> Claim:
         of_share(reached, 0.99),
         f"{percent(reached, 2)} of {len(sample.q):,} stored 8-bit counterfactuals are read as q; "
         f"median p(q) in latent space {float(of_q.median()):.4f}, "
-        f"{percent(rate(of_q > 0.99))} above .99 (smoothed labels taught it never to be "
-        "surer). `--verified` corrects α for the rest.",
+        f"{percent(rate(of_q > 0.99))} above .99 (its smoothed labels ask for {taught:.3f}). "
+        "`--verified` corrects α for the rest.",
         figure="figure-6",
         command="ecinn evaluate mnist",
         numbers={"reached": reached, "median_p_q": float(of_q.median())},
@@ -238,7 +288,7 @@ def convinces_others(sample: Sample, judges: Judges) -> Claim:
         "convincing",
         "4.2",
         "A convincing counterfactual has successfully become a digit of the target class.",
-        _worst(votes),
+        worst(votes),
         "Two networks that took no part in training read them so.",
         figure="figure-5",
         command=COUNTERFACTUALS_COMMAND,
@@ -294,8 +344,3 @@ def diverse(sample: Sample) -> Claim:
         command=COUNTERFACTUALS_COMMAND,
         numbers={"ratio": ratio},
     )
-
-
-def _worst(verdicts: list[Verdict]) -> Verdict:
-    order: tuple[Verdict, ...] = ("refuted", "partly", "supported")
-    return min(verdicts, key=order.index)

@@ -50,6 +50,12 @@ class Sample:
         return self.gather(lambda e: e.stored_convincing[:, 0])
 
     @property
+    def smoothed_label(self) -> float:
+        """1 − s + s/K: the p(y) of the right class that training asks for."""
+        smoothing = self.model.checkpoint.experiment.label_smoothing
+        return 1 - smoothing + smoothing / len(self.model.class_names)
+
+    @property
     def change(self) -> Float[Tensor, "batch channels height width"]:
         """Eq. 4 at α₁."""
         return self.gather(lambda e: e.heatmap[:, 0])
@@ -96,15 +102,22 @@ class CountedClassifier:
         return self.classifier.decode(z)
 
 
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    """Of one run, after one that nobody times."""
+def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Of one run to the end of its work on the device, after one that nobody times."""
     run()
     seconds = []
     for _ in range(repeats):
+        _wait_for(device)
         began = time.perf_counter()
         run()
+        _wait_for(device)
         seconds.append(time.perf_counter() - began)
     return sorted(seconds)[repeats // 2]
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def pearson(a: Values, b: Values, generator: torch.Generator) -> Interval:

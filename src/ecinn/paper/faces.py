@@ -14,7 +14,7 @@ from ecinn.errors import InputError
 from ecinn.heatmaps import DEFAULTS, METHODS, ExplainedINN, HeatmapMethod, heatmaps
 from ecinn.inception_training import load_inception
 from ecinn.paper import grid
-from ecinn.paper.artefact import Artefact, Context, Made
+from ecinn.paper.artefact import Artefact, Context, Made, Need
 from ecinn.paper.digits import said
 from ecinn.paper.draws import draw, generator
 from ecinn.paper.explained import columns, every_image
@@ -158,7 +158,8 @@ def _figure_9(context: Context) -> Made:
     else:
         captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
     data = {"figure-9": {each.name: each.numbers for each in rows}}
-    return Made(figures, data=data, captions=captions)
+    skipped: Mapping[str, Need] = {"figure-9b": "inception"} if "figure-9b" not in figures else {}
+    return Made(figures, data=data, captions=captions, skipped=skipped)
 
 
 def _inception(context: Context, rows: Rows) -> nn.Module:

@@ -8,7 +8,7 @@ from ecinn.paper.geometry import FIGURE_2
 from ecinn.paper.pipeline import FIGURE_1
 from ecinn.paper.supplement import SUPPLEMENT
 from ecinn.paper.table_1 import TABLE_1
-from ecinn.paper.trade_off import FIGURE_10
+from ecinn.paper.trade_off import FIGURE_10, SUPPLEMENT_10
 
 ARTEFACTS: tuple[Artefact, ...] = (
     FIGURE_1,
@@ -24,4 +24,5 @@ ARTEFACTS: tuple[Artefact, ...] = (
     TABLE_1,
     CLAIMS,
     *SUPPLEMENT,
+    SUPPLEMENT_10,
 )

@@ -179,8 +179,10 @@ def _notes(lines: list[Row]) -> tuple[str, ...]:
         f"So MNIST's {mnist.bits_per_dim:.2f} would be {mnist.bits_per_dim + digits:.2f} exact. "
         "That convention is of noise-free images, for which a density is no code length; compare "
         "models by the exact column.",
-        "The paper's recipe, re-run: the experiment `mnist-paper`, in which every setting says "
-        "where it comes from. What differs between it and ours is ours.",
+        "The paper's recipe, re-run: the experiment `mnist-paper`, on our implementation of "
+        "IB-INN's layers. Every setting there says where it comes from, and its comment lists in "
+        "which details it still differs from the authors' code: it shows what the recipe gives "
+        "here, not what their program gave.",
     )
 
 

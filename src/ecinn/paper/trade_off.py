@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from ecinn.errors import InputError
 from ecinn.paper import beta_models, style
 from ecinn.paper.artefact import Artefact, Context, Made
 from ecinn.paper.beta_models import TradeOff
@@ -29,7 +30,7 @@ def draw(result: TradeOff, part: int = 0) -> Figure:
         part: 0 for the first nine digits, 1 for the next.
     """
     some = slice(part * SIDE**2, (part + 1) * SIDE**2)
-    reached = result.reached[:, some]
+    already, failed = result.already[:, some], ~(result.reached | result.already)[:, some]
     squares = [result.images[some], *result.counterfactuals[:, some]]
     columns = math.ceil((len(squares) + 1) / 2)
     side = style.enlarged(SIDE * squares[0].shape[-1], TIMES)
@@ -48,7 +49,9 @@ def draw(result: TradeOff, part: int = 0) -> Figure:
         _head(axes, left + side / 2, top, words)
         style.place(axes, square(images), left, top + _HEADING, TIMES)
         if number:
-            _mark(axes, ~reached[number - 1], left, top + _HEADING, side / SIDE)
+            corner = (left, top + _HEADING)
+            _mark(axes, failed[number - 1], corner, side / SIDE, style.WARNING)
+            _mark(axes, already[number - 1], corner, side / SIDE, style.MUTED)
     left = _MARGIN + (columns - 1) * across + _CURVES_LEFT
     top = _MARGIN + down + _HEADING / 2
     right, bottom = width - _MARGIN - _CURVES_RIGHT, height - _MARGIN - _CURVES_BOTTOM
@@ -70,15 +73,19 @@ def _head(axes: Axes, middle: float, top: float, words: tuple[str, str]) -> None
 
 
 def _mark(
-    axes: Axes, failed: Bool[Tensor, " images"], left: float, top: float, digit: float
+    axes: Axes,
+    which: Bool[Tensor, " images"],
+    corner: tuple[float, float],
+    digit: float,
+    colour: str,
 ) -> None:
-    """A frame around what the model does not read as the target."""
-    left, top = style.whole_pixels(left), style.whole_pixels(top)
-    for place in failed.nonzero()[:, 0].tolist():
+    """A frame around some digits of a square."""
+    left, top = (style.whole_pixels(place) for place in corner)
+    for place in which.nonzero()[:, 0].tolist():
         row, column = divmod(place, SIDE)
-        corner = (left + column * digit + 0.01, top + row * digit + 0.01)
+        inside = (left + column * digit + 0.01, top + row * digit + 0.01)
         frame = Rectangle(
-            corner, digit - 0.02, digit - 0.02, fill=False, edgecolor=style.WARNING, linewidth=0.8
+            inside, digit - 0.02, digit - 0.02, fill=False, edgecolor=colour, linewidth=0.8
         )
         axes.add_patch(frame).set_zorder(4)
 
@@ -110,32 +117,44 @@ def _curves(figure: Figure, inside: tuple[float, float, float, float], result: T
 
 def numbers(result: TradeOff) -> Mapping[str, object]:
     """What the figure shows, as numbers."""
-    rows = zip(
-        result.beta,
-        result.error,
-        result.bits_per_dim,
-        result.reached_q,
-        result.reached.float().mean(1).tolist(),
-        strict=True,
-    )
-    names = ("beta", "error", "bits_per_dim", "reached_q", "reached_of_shown")
+    columns = {
+        "beta": result.beta,
+        "error": result.error,
+        "bits_per_dim": result.bits_per_dim,
+        "reached_q": result.reached_q,
+        "judged": result.judged,
+        "convinced": result.convinced,
+        "frechet": result.frechet,
+        "shown": (~result.already).sum(1).tolist(),
+        "reached_of_shown": result.reached.sum(1).tolist(),
+    }
     return {
         "target": result.target,
         "test_images_shown": list(result.places),
         "training": dict(result.training),
-        "models": [dict(zip(names, row, strict=True)) for row in rows],
+        "models": [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ],
         "command": "ecinn beta --out DIR",
     }
 
 
+def _results(context: Context) -> TradeOff:
+    path = beta_models.find(context.beta)
+    if path is None:
+        raise InputError("models at ascending β are needed: make them with `ecinn beta --out DIR`")
+    return beta_models.read(path)
+
+
 def _figure_10(context: Context) -> Made:
-    result = beta_models.read()
+    result = _results(context)
     best, worst = min(result.error), max(result.error)
     caption = (
         f"The same nine random test digits into {result.target} by models trained at ascending β "
         f"({result.training['epochs']} epochs each, our network, first stage only), with their "
         "test accuracies; an orange frame marks what the model itself does not read as a "
-        f"{result.target}. Last place: test error from {100 * best:.2f} to {100 * worst:.2f} % "
+        f"{result.target}, a grey one an empty place, whose digit it reads as a {result.target} "
+        f"already. Last place: test error from {100 * best:.2f} to {100 * worst:.2f} % "
         f"and exact bits/dim from {min(result.bits_per_dim):.2f} to "
         f"{max(result.bits_per_dim):.2f}."
     )
@@ -147,7 +166,7 @@ def _figure_10(context: Context) -> Made:
 
 
 def _supplement_10(context: Context) -> Made:
-    result = beta_models.read()
+    result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
     words = f"{SIDE**2 * len(pages)} further random digits, by the same models."
     return Made(books={"supplement-10": pages}, captions={"supplement-10": words})
@@ -157,11 +176,15 @@ FIGURE_10 = Artefact(
     "figure-10",
     "counterfactuals of models trained at ascending β, with their accuracies",
     _figure_10,
+    frozenset({"beta"}),
     reported=(
         "Counterfactuals with target 3 for MNIST models at ascending β: the quality of "
         "counterfactuals and accuracy are in conflict; values close to one strike a good balance."
     ),
 )
 SUPPLEMENT_10 = Artefact(
-    "supplement-10", "further digits by models trained at ascending β", _supplement_10
+    "supplement-10",
+    "further digits by models trained at ascending β",
+    _supplement_10,
+    frozenset({"beta"}),
 )
