@@ -31,10 +31,12 @@ BATCH = 32
 """Of the offline rate; a core is fastest with about so many digits."""
 PREDICTIONS = 3
 """For every explanation."""
+MOST_RATIO = 1.3
+"""Of the time the service takes to that of the library."""
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, write; exit 1 where it did not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -48,18 +50,34 @@ def main() -> None:
     rates = {kind: statistics.mean(rate[kind] for rate in offline) for kind in offline[0]}
     # The time the library would have taken for what the service answered.
     answered = with_server["answered"]
-    library_seconds = sum(answered[kind] / rates[kind] for kind in rates)
+    library_seconds = sum(answered.get(kind, 0) / rates[kind] for kind in rates)
     result = {
         "command": f"benchmarks/load.py --clients {given.clients} --seconds {given.seconds:g}",
         "threads": os.cpu_count(),
         "torch": torch.__version__,
         **with_server,
         "offline_per_second": {kind: round(rate, 1) for kind, rate in rates.items()},
-        "slower_than_offline": round(with_server["seconds"] / library_seconds, 3),
+        "slower_than_offline": round(with_server["seconds"] / max(library_seconds, 1e-9), 3),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
     print(json.dumps(result, indent=1))
     atomic_write(given.out, (json.dumps(result, indent=1) + "\n").encode())
+    if wrong := failures(result):
+        sys.exit("failed: " + "; ".join(wrong))
+
+
+def failures(result: dict[str, Any]) -> list[str]:
+    """What the service did not hold."""
+    wrong = [
+        f"{count} requests ended with {status}"
+        for status, count in result["statuses"].items()
+        if status not in ("200", "429")
+    ]
+    if not result["statuses"].get("200"):
+        wrong.append("nothing was answered")
+    if result["slower_than_offline"] > MOST_RATIO:
+        wrong.append(f"{result['slower_than_offline']} times the library's time, not {MOST_RATIO}")
+    return wrong
 
 
 def offline_rates(seconds: float) -> dict[str, float]:

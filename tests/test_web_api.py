@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -189,7 +190,9 @@ def test_film_sheet_and_files(address: str, served: Served) -> None:
         ("predict", ask() | {"model": "../mnist"}, 404, "no model"),
         ("predict", ask() | {"images": []}, 422, "images"),
         ("predict", ask() | {"images": [{"sample": 0}] * 33}, 422, "images"),
-        ("predict", ask() | {"images": [{"pixels": [[300]]}]}, 422, "an image is"),
+        ("predict", ask() | {"images": [{"pixels": 3}]}, 422, "an image is"),
+        ("predict", ask() | {"images": [{"pixels": [[300] * 28] * 28}]}, 422, "0 to 255"),
+        ("predict", ask() | {"images": [{"pixels": [[1] * 28] * 257}]}, 422, "an image is"),
         ("predict", ask() | {"images": [{"pixels": [[3]]}]}, 422, "28"),
         ("predict", ask() | {"images": [{"png": "PHN2Zy8+"}]}, 415, "PNG"),
         ("predict", ask() | {"images": [{"png": "not base64"}]}, 422, "base64"),
@@ -238,6 +241,30 @@ def test_concurrent_requests_are_joined_and_keep_their_own_answers(served: Serve
         assert served.samples is not None
         given = pixels(answer["explanations"][0]["input"])
         assert np.array_equal(given, served.samples.images[sample, 0])
+
+
+def test_predictions_of_files_do_not_wait_for_drawing(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, drawing = threading.Event(), threading.Event()
+
+    def blocked(_: object) -> list[Any]:
+        drawing.set()
+        assert gate.wait(20)
+        return []
+
+    monkeypatch.setattr("ecinn.web.answers.explanations", blocked)
+    with running(catalogue) as address, ThreadPoolExecutor(2) as clients:
+        png = httpx.get(f"{address}/api/v1/models/mnist/samples/18").content
+        given = {"png": base64.b64encode(png).decode()}
+        slow = clients.submit(post, address, "explain", ask())
+        try:
+            wait_until(drawing.is_set)
+            quick = clients.submit(post, address, "predict", ask() | {"images": [given]})
+            assert quick.result(10).status_code == 200
+            assert not slow.done()
+        finally:
+            gate.set()
 
 
 def test_predictions_do_not_wait_for_explanations(served: Served) -> None:

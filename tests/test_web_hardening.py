@@ -1,7 +1,6 @@
 """Clients that are slow, gone, greedy, hostile or without a token."""
 
 import itertools
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import pytest
 from ecinn.web.catalogue import Catalogue, Served, load_catalogue
 from ecinn.web.security import CONTENT_POLICY
 from ecinn.web.settings import Settings
-from web_server import FAST, ask, held, metric, running, wait_until
+from web_server import FAST, ask, connect, everything, held, metric, running, wait_until
 
 IMPATIENT = Settings(
     threads=1,
@@ -45,28 +44,12 @@ def address(catalogue: Catalogue) -> Iterator[str]:
 TOKEN = {"Authorization": "Bearer correct horse"}
 
 
-def connect(address: str) -> socket.socket:
-    host, _, port = address.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
 def head(length: int | None, path: str = "/api/v1/predict") -> bytes:
     size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer correct horse\r\n"
         f"Content-Type: application/json\r\n{size}\r\n\r\n"
     ).encode()
-
-
-def everything(connection: socket.socket) -> bytes:
-    """Until the other side closes."""
-    parts = []
-    try:
-        while part := connection.recv(65536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
 
 
 def test_every_answer_carries_the_headers(address: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ecinn.errors import InputError
 from ecinn.pretrained import Model
 from ecinn.web.uploads import (
+    MOST_SCANS,
     TooLargeError,
     WrongTypeError,
     decode_base64,
@@ -123,11 +124,37 @@ def test_animations_are_refused(mnist: Model, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
 @pytest.mark.parametrize("tail", [b"PK\x05\x06" + bytes(18), b"<script>alert(1)</script>"])
+@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
 def test_files_that_are_two_kinds_at_once_are_refused(
-    mnist: Model, kind: str, tail: bytes
+    mnist: Model, kind: str, tail: bytes, end: bytes
 ) -> None:
     with pytest.raises(WrongTypeError, match="and more"):
-        read_picture(encoded(kind) + tail, mnist, MOST)
+        read_picture(encoded(kind) + tail + end, mnist, MOST)
+
+
+def test_a_jpeg_without_its_end_is_no_way_around(mnist: Model) -> None:
+    whole = encoded("JPEG")
+    assert whole.endswith(b"\xff\xd9")
+    with pytest.raises(WrongTypeError, match="and more"):
+        read_picture(whole[:-2] + b"PK\x03\x04" + bytes(18), mnist, MOST)
+
+
+def test_jpegs_of_very_many_scans_are_refused_before_they_are_decoded(mnist: Model) -> None:
+    usual = encoded("JPEG", (300, 300), "RGB", progressive=True)
+    scan = usual.rindex(b"\xff\xda")
+    assert 2 < usual.count(b"\xff\xda") <= MOST_SCANS
+    assert read_picture(usual, mnist, MOST)[0].shape == (1, 28, 28)
+    more = usual[scan:-2] * (MOST_SCANS - usual.count(b"\xff\xda"))
+    read_picture(usual[:-2] + more + b"\xff\xd9", mnist, MOST)
+    with pytest.raises(TooLargeError, match="progressive"):
+        read_picture(usual[:-2] + more + usual[scan:], mnist, MOST)
+
+
+def test_many_small_parts_of_a_jpeg_are_not_walked_through_for_ever(mnist: Model) -> None:
+    with pytest.raises(TooLargeError):
+        read_picture(b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000, mnist, MOST)
+    with pytest.raises(InputError, match="damaged"):
+        read_picture(b"\xff\xd8" + b"\xff" * 3_000_000 + b"\x00", mnist, MOST)
 
 
 def test_what_a_phone_puts_behind_a_jpeg_is_left_alone(mnist: Model) -> None:
@@ -163,5 +190,11 @@ def test_pixels_are_rows_of_the_models_own_size() -> None:
     colour = read_pixels([[[1, 2, 3], [4, 5, 6]]], (3, 1, 2))
     assert colour.tolist() == [[[1, 4]], [[2, 5]], [[3, 6]]]
     for rows, shape in (([[1, 2], [3]], (1, 2, 2)), ([[1, 2]], (1, 2, 2)), ([[1]], (3, 1, 1))):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match="pixels of this model are"):
             read_pixels(rows, shape)
+
+
+@pytest.mark.parametrize("value", [-1, 256, 2**70, 1.0, True, "1", None, [1], {}])
+def test_pixels_are_whole_numbers_of_eight_bits(value: object) -> None:
+    with pytest.raises(InputError, match="0 to 255"):
+        read_pixels([[1, 2], [3, value]], (1, 2, 2))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -88,6 +89,23 @@ def held(served: Served) -> tuple[dict[str, Served], HeldClassifier]:
 def ask(sample: int = 18, **more: Any) -> dict[str, Any]:
     """A request about a test image."""
     return {"model": "mnist", "images": [{"sample": sample}], **more}
+
+
+def connect(address: str) -> socket.socket:
+    """A client that says what it likes."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Until the other side closes."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
 
 
 def metric(address: str, name: str, **headers: str) -> float:

@@ -82,11 +82,11 @@ def create_app(
 def _add_page(app: FastAPI, folder: Path) -> None:
     files = page.read_page(folder)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(request: Request) -> Response:
         return page.static_answer(files, page.INDEX, request)
 
-    @app.get("/static/{name:path}", include_in_schema=False)
+    @app.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
     async def static(name: str, request: Request) -> Response:
         return page.static_answer(files, name, request)
 

@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ecinn.web.security import error_answer
 from ecinn.web.settings import Settings
 
+PIECE = 2**16
+"""Bytes of an answer that are handed over at once; the next ones wait until they were taken."""
+
 
 class RefusedError(Exception):
     """The body is not read any further."""
@@ -56,7 +59,8 @@ class Bounded:
     async def _read(self, headers: Headers, receive: Receive, parts: deque[bytes]) -> None:
         s = self._settings
         said = headers.get("content-length", "0")
-        size = 0
+        size = commas = lists = 0
+        form = headers.get("content-type", "").lower().startswith("multipart/")
         if not said.isdigit() or int(said[:20]) > s.body_bytes:
             raise _too_large(s.body_bytes)
         try:
@@ -71,9 +75,14 @@ class Bounded:
                         continue
                     parts.append(part)
                     size += len(part)
+                    if not form:
+                        commas += part.count(b",")
+                        lists += part.count(b"[") + part.count(b"{")
                     self._held += len(part)
                     if size > s.body_bytes:
                         raise _too_large(s.body_bytes)
+                    if commas > s.body_values or lists > s.body_lists:
+                        raise RefusedError(413, "the body lists too many values: send fewer")
                     if self._held > s.bodies_bytes:
                         raise RefusedError(429, "too much is being sent at once: try again in 1 s")
         except TimeoutError:
@@ -101,7 +110,7 @@ class Bounded:
         async def noted(message: Message) -> None:
             nonlocal started
             started = True
-            await send(message)
+            await self._send(send, message)
 
         work = asyncio.ensure_future(self._app(scope, replay, noted))
         try:
@@ -119,6 +128,20 @@ class Bounded:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """In pieces, so that what a slow client has not taken counts as held, and as in flight."""
+        body = message.get("body", b"")
+        self._held += len(body)
+        try:
+            if len(body) <= PIECE:
+                return await send(message)
+            more = message.get("more_body", False)
+            for end in range(PIECE, len(body) + PIECE, PIECE):
+                piece = {"body": body[end - PIECE : end], "more_body": more or end < len(body)}
+                await send({**message, **piece})
+        finally:
+            self._held -= len(body)
 
 
 async def _disconnection(receive: Receive) -> None:

@@ -23,6 +23,7 @@ Answers = dict[int | str, dict[str, Any]]
 _LINES = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
+    403: "A browser sent it from another site's page.",
     404: "There is no such model or sample.",
     408: "The request took too long to arrive.",
     413: "The request asks for too much.",
@@ -56,7 +57,7 @@ def _bearer(secured: bool) -> list[Any]:  # noqa: FBT001
     return [Security(HTTPBearer(auto_error=False))] if secured else []
 
 
-_WORK = _errors(404, 408, 413, 415, 422, 429, 503)
+_WORK = _errors(403, 404, 408, 413, 415, 422, 429, 503)
 
 
 def api(service: Service, *, secured: bool) -> APIRouter:
@@ -152,6 +153,7 @@ def operations(service: Service, metrics: Metrics, *, secured: bool) -> APIRoute
     """For those who run it."""
     router = APIRouter(tags=["operations"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", response_model=schemas.HealthAnswer, responses={})
     async def health() -> dict[str, Any]:
         """Whether it works, and how many wait."""

@@ -1,12 +1,14 @@
 """What requests and answers look like, with examples: the OpenAPI document is made from these."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from ecinn.web.settings import FURTHEST_ALPHA, MOST_FRAMES, MOST_IMAGES, MOST_ROWS
 
-Value = Annotated[int, Field(ge=0, le=255, strict=True)]
 ClassNumber = Annotated[int, Field(ge=0, le=999, strict=True)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5)]
 Posterior = Annotated[list[Probability], Field(description="p(y) of every class.")]
@@ -35,6 +37,17 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def nothing_else(cls, given: Any) -> Any:  # noqa: ANN401
+        """One error however many keys are too many: pydantic would make one of each."""
+        if isinstance(given, Mapping):
+            for key in given:
+                if key not in cls.model_fields:
+                    name = str(key)[:40]
+                    raise PydanticCustomError("extra", "leave out {name}", {"name": name})
+        return given
+
 
 class PictureFile(Strict):
     """A picture file of any size."""
@@ -48,26 +61,21 @@ class Sample(Strict):
     sample: int = Field(ge=0, le=10_000_000, strict=True)
 
 
-class GreyPixels(Strict):
-    """Rows of grey values at the model's own size."""
+_VALUE: JsonDict = {"type": "integer", "minimum": 0, "maximum": 255}
+_COLOUR: JsonDict = {"type": "array", "items": _VALUE, "minItems": 3, "maxItems": 3}
+_ROW: JsonDict = {"type": "array", "items": {"anyOf": [_VALUE, _COLOUR]}, "maxItems": MOST_ROWS}
 
-    pixels: list[Annotated[list[Value], Field(max_length=MOST_ROWS)]] = Field(
-        min_length=1, max_length=MOST_ROWS
+
+class PixelValues(Strict):
+    """Rows of grey values, or of red, green and blue, at the model's own size."""
+
+    # Checked by `uploads.read_pixels` in one go: pydantic would make an error of every value.
+    pixels: list[Any] = Field(
+        min_length=1, max_length=MOST_ROWS, json_schema_extra={"items": _ROW}
     )
 
 
-class ColourPixels(Strict):
-    """Rows of red, green and blue at the model's own size."""
-
-    pixels: list[
-        Annotated[
-            list[Annotated[list[Value], Field(min_length=3, max_length=3)]],
-            Field(max_length=MOST_ROWS),
-        ]
-    ] = Field(min_length=1, max_length=MOST_ROWS)
-
-
-GivenImage = PictureFile | Sample | GreyPixels | ColourPixels
+GivenImage = PictureFile | Sample | PixelValues
 Images = Annotated[list[GivenImage], Field(min_length=1, max_length=MOST_IMAGES)]
 
 

@@ -29,6 +29,10 @@ HEADERS: Mapping[str, str] = MappingProxyType(
     }
 )
 GUARDED = ("/api/", "/metrics")
+_OTHER_SITES = ("cross-site", "same-site")
+"""As browsers say it: a form of another site needs no leave of ours to be sent here."""
+_CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})
+"""Of answers before the body was read: nobody waits for the rest of it."""
 
 
 def error_answer(status: int, line: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -69,7 +73,7 @@ class Hardened:
 
 
 class Guarded:
-    """ASGI: only known host names, and a bearer token where one is set."""
+    """ASGI: only known host names, no other site's posts, a bearer token where one is set."""
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str] = ()) -> None:
         self._app, self._hosts = app, frozenset(hosts)
@@ -81,12 +85,17 @@ class Guarded:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
-            answer = error_answer(400, "this service is not known under that host name")
+            answer = error_answer(400, "this service is not known under that host name", _CLOSE)
+            return await answer(scope, receive, send)
+        if scope["method"] == "POST" and headers.get("sec-fetch-site") in _OTHER_SITES:
+            answer = error_answer(403, "other sites' pages may not ask: open this one's", _CLOSE)
             return await answer(scope, receive, send)
         guarded = scope["path"].startswith(GUARDED)
         if guarded and not self._allowed(headers.get("authorization", "")):
             answer = error_answer(
-                401, "give the service's token as a bearer token", {"WWW-Authenticate": "Bearer"}
+                401,
+                "give the service's token as a bearer token",
+                {**_CLOSE, "WWW-Authenticate": "Bearer"},
             )
             return await answer(scope, receive, send)
         return await self._app(scope, receive, send)

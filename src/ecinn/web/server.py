@@ -11,9 +11,17 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ecinn.errors import InputError
+from ecinn.web.security import Hardened, error_answer
 from ecinn.web.settings import Settings
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_FULL = Hardened(
+    error_answer(
+        503,
+        "too many connections are open: try again in 5 s",
+        {"Connection": "close", "Retry-After": "5"},
+    )
+)
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -54,42 +62,75 @@ def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=_protocol(settings.head_seconds),
+        http=_protocol(settings),
         ws="none",
         lifespan="on",
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=settings.connections,
         timeout_graceful_shutdown=int(settings.answer_seconds + settings.body_seconds) + 1,
         log_config=_log_settings(),
     )
 
 
-def _protocol(head_seconds: float) -> type[asyncio.Protocol]:
+def _protocol(settings: Settings) -> type[asyncio.Protocol]:
     class Impatient(H11Protocol):
-        """HTTP/1.1 that ends a connection whose headers do not arrive in time."""
+        """HTTP/1.1 that ends connections whose headers or whose readers do not come in time."""
 
-        _timer: asyncio.TimerHandle | None = None
+        _arrival: asyncio.TimerHandle | None = None
+        _departure: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._watch(waiting=self.conn.their_state is h11.IDLE)
+            if len(self.connections) > settings.connections:
+                self.app = _FULL
+            self._expect_arrival(waiting=True)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._watch(waiting=self.conn.their_state is h11.IDLE)
+            self._expect_arrival(waiting=self.conn.their_state is h11.IDLE or self._answered_early)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._expect_departure()
+            if self._answered_early:
+                self._expect_arrival(waiting=True)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_departure()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._expect_departure()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._watch(waiting=False)
+            self._expect_arrival(waiting=False)
+            if self._departure is not None:
+                self._departure.cancel()
             super().connection_lost(exc)
 
-        def _watch(self, *, waiting: bool) -> None:
-            if waiting and self._timer is None:
-                self._timer = self.loop.call_later(head_seconds, self.transport.abort)
-            elif not waiting and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        @property
+        def _answered_early(self) -> bool:
+            return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+        def _expect_arrival(self, *, waiting: bool) -> None:
+            """Of what is missing of a request; the time runs from the first call."""
+            if waiting and self._arrival is None:
+                self._arrival = self.loop.call_later(settings.head_seconds, self.transport.abort)
+            elif not waiting and self._arrival is not None:
+                self._arrival.cancel()
+                self._arrival = None
+
+        def _expect_departure(self) -> None:
+            """Of what is written; closing alone would wait for the reader for ever."""
+            if self._departure is not None:
+                self._departure.cancel()
+            self._departure = self.loop.call_later(settings.body_seconds, self._give_up)
+
+        def _give_up(self) -> None:
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
 
     return Impatient
 

@@ -38,7 +38,9 @@ class Service:
     def __init__(self, catalogue: Catalogue, settings: Settings, metrics: Metrics) -> None:
         self.catalogue, self.settings, self.metrics = catalogue, settings, metrics
         self._network = ThreadPoolExecutor(settings.threads, "ecinn-network")
-        self._pictures = ThreadPoolExecutor(max(1, settings.threads), "ecinn-pictures")
+        # Of their own, so that a picture to be read never waits for others to be drawn.
+        self._decoding = ThreadPoolExecutor(settings.threads, "ecinn-decoding")
+        self._drawing = ThreadPoolExecutor(settings.threads, "ecinn-drawing")
         self.predictions: Batcher[tuple[Served, Pixels], Reading] = Batcher(
             self._read,
             self._bounds(workers=1),
@@ -65,7 +67,7 @@ class Service:
         """Finish what is being computed, and end all threads."""
         await self.predictions.close()
         await self.explanations.close()
-        for threads in (self._network, self._pictures):
+        for threads in (self._network, self._decoding, self._drawing):
             await asyncio.to_thread(threads.shutdown)
 
     @property
@@ -132,7 +134,7 @@ class Service:
         question = Question(_blank(served, len(files)), _targets(targets), confidence)
         self._check_cost(served, question)
         most = self.settings.file_pixels
-        pictures = await self.draw(read_pictures, files, served.model, most)
+        pictures = await self.decode(read_pictures, files, served.model, most)
         pixels = to_pixels(torch.stack([picture.image for picture in pictures]))
         explanation = await self.ask(served, replace(question, pixels=pixels))
         notes = [picture.notes for picture in pictures]
@@ -144,14 +146,14 @@ class Service:
         return await self.explanations.submit((served, question))
 
     async def pixels(self, served: Served, images: Sequence[schemas.GivenImage]) -> Pixels:
-        """The pictures as the model reads them; files are decoded off the event loop."""
+        """The pictures as the model reads them, checked and decoded off the event loop."""
         files = [image.png for image in images if isinstance(image, schemas.PictureFile)]
 
         def read() -> list[Photograph]:
             data = [decode_base64(file) for file in files]
             return read_pictures(data, served.model, self.settings.file_pixels)
 
-        photographs = iter(await self.draw(read) if files else [])
+        photographs = iter(await self.decode(read) if files else [])
 
         def one(image: schemas.GivenImage) -> Tensor:
             if isinstance(image, schemas.Sample):
@@ -160,12 +162,18 @@ class Service:
                 return next(photographs).image
             return read_pixels(image.pixels, served.model.classifier.image_shape)
 
-        return to_pixels(torch.stack([one(image) for image in images]))
+        def every() -> Pixels:
+            return to_pixels(torch.stack([one(image) for image in images]))
+
+        return await asyncio.to_thread(every)
+
+    async def decode(self, work: Callable[..., Result], *given: Any) -> Result:  # noqa: ANN401
+        """Read picture files off the event loop, on few threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoding, work, *given)
 
     async def draw(self, work: Callable[..., Result], *given: Any) -> Result:  # noqa: ANN401
-        """Work on pictures off the event loop, on few threads."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pictures, work, *given)
+        """Make pictures off the event loop, on few threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._drawing, work, *given)
 
     def _read(
         self, asked: Sequence[tuple[Served, Tensor]], wanted: Wanted

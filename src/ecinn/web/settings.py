@@ -20,15 +20,19 @@ class Settings:
     body_bytes: int = 16 * 2**20
     """Of one request: a photograph of a phone, or a few."""
     bodies_bytes: int = 256 * 2**20
-    """Of all requests together, so that many clients do not fill the memory."""
+    """Of all requests and unread answers together, so that many clients do not fill the memory."""
+    body_values: int = 500_000
+    """That a JSON body lists, told by its commas before it is read: 32 faces as numbers fit."""
+    body_lists: int = 150_000
+    """Of a JSON body, which cost more to read than values do: 32 faces have 133,000."""
     head_seconds: float = 10.0
     """For a request's headers to arrive."""
     body_seconds: float = 20.0
-    """For its body to arrive."""
+    """For its body to arrive, and for each 48 KiB of the answer to be taken."""
     answer_seconds: float = 90.0
     """From the whole body to the last byte of the answer; then the work ends too."""
     connections: int = 1024
-    """Open at once."""
+    """Open at once; whoever comes on one more is answered by 503, and that one closed."""
     in_flight: int = 512
     """Requests being answered at once, whatever they ask for."""
     queued: int = 256

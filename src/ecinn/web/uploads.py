@@ -3,9 +3,12 @@
 import base64
 import binascii
 import io
+import itertools
+import re
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +25,12 @@ SMALL_SIDE = 1024
 _KINDS = "PNG, JPEG, WebP or BMP"
 _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"%PDF-", b"<svg", b"<html", b"<script", b"<?php")
 """What a file is too that has this after the picture's end."""
+MOST_SCANS = 64
+"""Of a JPEG: each is a pass over all pixels, however few bytes it has; ten are usual."""
+_MOST_SEGMENTS = 10_000
+_MOST_FILLING = 1000
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_NEXT_SEGMENT = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 class TooLargeError(EcinnError):
@@ -85,25 +94,36 @@ def _damaged(kind: str) -> InputError:
 
 
 def read_pixels(
-    rows: list[list[int]] | list[list[list[int]]], shape: tuple[int, int, int]
+    rows: list[Any], shape: tuple[int, int, int]
 ) -> UInt8[Tensor, "channels height width"]:
     """Rows of 8-bit values, or of three of them, at the model's own size."""
     channels, height, width = shape
-    try:
-        array = np.array(rows, dtype=np.uint8)
-    except ValueError:
-        raise InputError("all rows of pixels are of the same length") from None
     wanted = (height, width) if channels == 1 else (height, width, channels)
-    if array.shape != wanted:
-        raise InputError(f"pixels of this model are {wanted}, not {array.shape}")
-    return torch.from_numpy(array.reshape(height, width, channels).transpose(2, 0, 1).copy())
+    values: list[Any] = [rows]
+    for size in wanted:
+        if not all(type(part) is list and len(part) == size for part in values):
+            raise InputError(f"pixels of this model are {_times(wanted)} values")
+        values = list(itertools.chain.from_iterable(values))
+    try:
+        # True is a number to Python, but no pixel.
+        stored = bytes(values) if set(map(type, values)) == {int} else None
+    except ValueError:
+        stored = None
+    if stored is None:
+        raise InputError("pixels are whole numbers from 0 to 255")
+    array = np.frombuffer(stored, np.uint8).reshape(height, width, channels)
+    return torch.from_numpy(array.transpose(2, 0, 1).copy())
+
+
+def _times(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
 
 
 def _kind(data: bytes) -> str:
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         kind, end = "PNG", _png_end(data)
     elif data.startswith(b"\xff\xd8\xff"):
-        kind, end = "JPEG", data.rfind(b"\xff\xd9") + 2
+        kind, end = "JPEG", _jpeg_end(data)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         kind, end = "WEBP", 8 + int.from_bytes(data[4:8], "little")
     elif data.startswith(b"BM"):
@@ -118,18 +138,42 @@ def _kind(data: bytes) -> str:
     return kind
 
 
+def _jpeg_end(data: bytes) -> int:
+    """Behind the end marker a decoder comes to; where the last scan begins if there is none."""
+    at, scan, scans = 2, 2, 0
+    for _ in range(_MOST_SEGMENTS):
+        marker = _MARKER.search(data, at)
+        if (len(data) if marker is None else marker.start()) > at + _MOST_FILLING:
+            raise _damaged("JPEG")
+        if marker is None:
+            return scan
+        kind, at = marker[1][0], marker.end()
+        if kind == 0xD9:
+            return at
+        if kind == 0x01 or 0xD0 <= kind <= 0xD8:
+            continue
+        at += max(2, int.from_bytes(data[at : at + 2], "big"))
+        if kind == 0xDA:
+            scans += 1
+            if scans > MOST_SCANS:
+                break
+            scan = at
+            following = _NEXT_SEGMENT.search(data, at)
+            at = len(data) if following is None else following.start()
+    raise TooLargeError("a JPEG has far too many parts: save it again without progressive scans")
+
+
 def _png_end(data: bytes) -> int:
     return next((at for name, at in _png_chunks(data) if name == b"IEND"), len(data))
 
 
-def _png_chunks(data: bytes) -> list[tuple[bytes, int]]:
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Name of every chunk and where it ends."""
-    chunks, at = [], 8
+    at = 8
     while at + 12 <= len(data):
         length, name = struct.unpack(">I4s", data[at : at + 8])
         at += 12 + length
-        chunks.append((name, at))
-    return chunks
+        yield name, at
 
 
 def _animated(data: bytes, kind: str) -> bool:
