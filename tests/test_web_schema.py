@@ -74,6 +74,8 @@ def test_the_examples_of_the_document_are_answered(catalogue: Catalogue, documen
         assert not re.search(r"(src|href)=['\"]?https?:", page)
 
 
+# Other threads may draw from `random` while an example is made up.
+@pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")
 def test_no_request_that_can_be_made_up_breaks_it(catalogue: Catalogue) -> None:
     with running(catalogue, FAST) as address:
         schema = schemathesis.openapi.from_url(f"{address}/openapi.json")

@@ -165,7 +165,9 @@ class Service:
         def every() -> Pixels:
             return to_pixels(torch.stack([one(image) for image in images]))
 
-        return await asyncio.to_thread(every)
+        if any(isinstance(image, schemas.PixelValues) for image in images):
+            return await asyncio.to_thread(every)
+        return every()
 
     async def decode(self, work: Callable[..., Result], *given: Any) -> Result:  # noqa: ANN401
         """Read picture files off the event loop, on few threads."""

@@ -41,10 +41,11 @@ class Settings:
     """Of all picture files of a request, told from their headers before any is decoded."""
     answer_values: int = 1_000_000
     """Values of all pictures of one answer: 1,275 digits, 81 faces."""
-    pass_values: int = 100_000
+    pass_values: int = 400_000
     """Requests are joined up to so many values of pictures, so that nobody waits long."""
-    part_values: int = 25_088
-    """That go through the network at once on one thread: 32 digits, where it is fastest."""
+    part_values: int = 100_352
+    """That go through the network at once on one thread: 128 digits. A core alone is fastest with
+    32, but every part also costs the other threads the interpreter's lock."""
     part_pictures: int = 4
     """At least, however large they are."""
     join_seconds: float = 0.004
