@@ -160,7 +160,11 @@ def test_film_sheet_and_files(address: str, served: Served) -> None:
     film = post(address, "film", body | {"target": 8})
     assert film.headers["content-type"] == "image/gif"
     assert Image.open(io.BytesIO(film.content)).n_frames > 20  # type: ignore[attr-defined]
+    less = post(address, "film", body | {"target": 8, "confidence": 0.6})
+    assert less.content != film.content
     sheet = post(address, "sheet", body | {"targets": [8, 9]})
+    asked = post(address, "sheet", body | {"targets": [8, 9], "confidence": 0.6})
+    assert asked.content != sheet.content
     assert sheet.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(sheet.content)).width > 200
     png = httpx.get(f"{address}/api/v1/models/mnist/samples/18").content

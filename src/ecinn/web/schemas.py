@@ -131,6 +131,7 @@ class FilmRequest(Strict):
     model: ModelName
     image: GivenImage
     target: ClassNumber
+    confidence: Confidence = None
 
 
 class SheetRequest(Strict):
@@ -145,6 +146,7 @@ class SheetRequest(Strict):
     model: ModelName
     image: GivenImage
     targets: Targets = "all"
+    confidence: Confidence = None
 
 
 class ErrorAnswer(BaseModel):

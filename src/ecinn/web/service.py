@@ -113,14 +113,18 @@ class Service:
         """The explanation sheet as a PNG."""
         served = self.find(request.model)
         pixels = await self.pixels(served, [request.image])
-        question = Question(pixels, _targets(request.targets))
+        asked = request.confidence
+        question = Question(pixels, _targets(request.targets), asked, asked is not None)
         return await self.draw(answers.sheet, await self.ask(served, question))
 
     async def film(self, request: schemas.FilmRequest) -> bytes:
         """The path there and back as a GIF."""
         served = self.find(request.model)
         pixels = await self.pixels(served, [request.image])
-        question = Question(pixels, (request.target,), frames=FILM_FRAMES)
+        asked = request.confidence
+        question = Question(
+            pixels, (request.target,), asked, asked is not None, frames=FILM_FRAMES
+        )
         return await self.draw(answers.film, await self.ask(served, question))
 
     async def files(

@@ -110,12 +110,12 @@ export async function explain(model, image, options, signal) {
   return (await response.json()).explanations[0];
 }
 
-export async function film(model, image, target) {
-  return (await post("/api/v1/film", { model, image, target })).blob();
+export async function film(model, image, target, confidence) {
+  return (await post("/api/v1/film", { model, image, target, confidence })).blob();
 }
 
-export async function sheet(model, image, targets) {
-  return (await post("/api/v1/sheet", { model, image, targets })).blob();
+export async function sheet(model, image, targets, confidence) {
+  return (await post("/api/v1/sheet", { model, image, targets, confidence })).blob();
 }
 
 /** Runs `work` on the newest argument only: one at a time, those overtaken are never begun. */

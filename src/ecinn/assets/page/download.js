@@ -20,13 +20,13 @@ function fileName({ model, predicted, target }, kind) {
 export function savePng(state, image) {
   const name = fileName(state, "png");
   const targets = state.model.classes.length > 2 ? "all" : [state.target];
-  return attempt(async () => save(await api.sheet(state.model.name, image, targets), name));
+  return attempt(async () => save(await api.sheet(state.model.name, image, targets, state.confidence), name));
 }
 
 /** The path as a film. */
 export function saveGif(state, image) {
   const name = fileName(state, "gif");
-  return attempt(async () => save(await api.film(state.model.name, image, state.target), name));
+  return attempt(async () => save(await api.film(state.model.name, image, state.target, state.confidence), name));
 }
 
 /** All numbers, and the pictures at the stops; those in between can be had again. */
