@@ -5,16 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ecinn.data.fake_mnist import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.judges import load_judges
 from ecinn.paper import claim_planted as planted
 from ecinn.paper.claim_measures import Sample, explained_sample
-from ecinn.pixels import to_pixels
 from ecinn.pretrained import load
-
-N = 48
+from test_paper_claims import N, with_counterfactuals
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +22,6 @@ def dots() -> Sample:
 @pytest.fixture(scope="module")
 def judges():
     return load_judges("mnist")
-
-
-def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
-    """The same sample whose convincing counterfactuals are these 8-bit images."""
-    (part,) = sample.parts
-    part = dataclasses.replace(part, convincing=to_pixels(images)[:, None])
-    return dataclasses.replace(sample, parts=(part,))
 
 
 def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
