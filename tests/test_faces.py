@@ -59,7 +59,9 @@ def test_real_faces_are_read_turned_and_brought_back(model: Model, faces: Datase
     assert int(e.typical.sum()) >= 15
     # Of a face more changes in the middle than at the edge.
     change = e.heatmap[:, 0].abs().mean((0, 1))
-    assert float(change[16:56, 16:48].mean()) > 1.25 * float(change[:, :6].mean())
+    times = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
+    # The lipstick model changes backgrounds more than the others do.
+    assert times > (1.4 if model.checkpoint.experiment.name == "celeba-lipstick" else 1.5)
 
 
 @needs_faces
