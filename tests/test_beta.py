@@ -350,3 +350,22 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
     with pytest.raises(InputError, match="ecinn beta"):
         trade_off.FIGURE_10.make(Context())
+
+
+def test_what_ships_is_of_all_models_and_of_the_test_digits() -> None:
+    shipped = beta_models.read(beta_models.SHIPPED)
+    assert shipped.beta == beta_models.BETAS
+    assert dict(shipped.training) == {
+        "epochs": MNIST_BETA.epochs,
+        "training_images": 60_000,
+        "test_images": 10_000,
+    }
+    test = load_mnist("test")
+    assert torch.equal(shipped.images, test.images[list(shipped.places)])
+    # What the shipped judges, who took no part, say of the digits that are shown.
+    oracle = load_judges("mnist").networks.convolutional
+    read = [
+        int((oracle(scaled(images)).argmax(1) == shipped.target).sum())
+        for images in shipped.counterfactuals
+    ]
+    assert sum(read[:4]) > sum(read[4:]) + 8, read

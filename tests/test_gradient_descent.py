@@ -15,7 +15,7 @@ from ecinn.experiments import MNIST, MNIST_PAPER, Experiment, GradientDescent
 from ecinn.model import bijections
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture, Stage, build_inn
-from ecinn.optimisation import OptimisationStep, batch_loss, learning_rate
+from ecinn.optimisation import OptimisationStep, batch_loss, learning_rate, prepare_for_gpu
 from ecinn.pixels import to_pixels
 from ecinn.training import Progress, train
 from ecinn.training_state import TrainingState
@@ -222,3 +222,15 @@ def test_models_of_before_have_none_of_it() -> None:
     assert experiment.architecture.dense_clamp is None
     assert experiment.architecture.class_distance == 6.0
     assert experiment.architecture.stages[0].dropout is None
+
+
+@pytest.mark.parametrize("recipe", [MNIST, MNIST_PAPER], ids=lambda recipe: recipe.name)
+def test_subnets_run_in_the_precision_of_the_recipe(
+    recipe: Experiment, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda *args, **kwargs: None)
+    classifier = GenerativeClassifier(experiment.architecture)
+    prepare_for_gpu(classifier, recipe, inverse=False)
+    couplings = [each for each in classifier.modules() if isinstance(each, bijections.Coupling)]
+    assert couplings
+    assert {each.half_precision for each in couplings} == {recipe is MNIST}

@@ -1,5 +1,6 @@
 """Table 1: the paper's figures as printed, ours from checkpoints, the control from its record."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ecinn.errors import InputError
+from ecinn.experiments import MNIST_PAPER
 from ecinn.paper import table_1
 from ecinn.paper.artefact import Context
 
@@ -117,3 +119,13 @@ def test_the_table_of_the_shipped_models() -> None:
     assert errors["MNIST"] < 0.0085
     assert errors["FakeMNIST"] == 0
     assert len(errors) == 6
+
+
+def test_the_control_is_of_the_recipe_as_it_is() -> None:
+    record = json.loads(table_1.RECIPE.read_text())
+    assert record["settings"] == json.loads(json.dumps(dataclasses.asdict(MNIST_PAPER)))
+    assert (record["training_images"], record["metrics"]["n"]) == (60_000, 10_000)
+    (control,) = [
+        row for row in table_1.TABLE_1.make(Context()).data["table-1"] if row["source"] == "recipe"
+    ]
+    assert control["error"] == record["metrics"]["error"]

@@ -48,7 +48,7 @@ class OptimisationStep:
         self.epoch = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            _prepare_for_gpu(state.classifier, self.experiment, inverse=self.inverts)
+            prepare_for_gpu(state.classifier, self.experiment, inverse=self.inverts)
             with _room_for_compiled_shapes():
                 self._capture()
 
@@ -228,7 +228,7 @@ def _room_for_compiled_shapes() -> AbstractContextManager[None]:
     return patch
 
 
-def _prepare_for_gpu(
+def prepare_for_gpu(
     classifier: GenerativeClassifier, experiment: Experiment, *, inverse: bool
 ) -> None:
     """bf16 inside the subnets, whose precision no inverse depends on; one compile per shape."""

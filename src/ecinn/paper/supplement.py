@@ -22,7 +22,7 @@ SHEETS = 20
 ON_A_PAGE = 4
 FACES = 40
 """Of every label: half of them each way."""
-HEATMAP_FACES = 3
+HEATMAP_FACES = 8
 """Of every label: gradients through an INN take a while."""
 
 

@@ -169,7 +169,11 @@ def _supplement_10(context: Context) -> Made:
     result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
     words = f"{SIDE**2 * len(pages)} further random digits, by the same models."
-    return Made(books={"supplement-10": pages}, captions={"supplement-10": words})
+    return Made(
+        books={"supplement-10": pages},
+        data={"supplement-10": numbers(result)},
+        captions={"supplement-10": words},
+    )
 
 
 FIGURE_10 = Artefact(
