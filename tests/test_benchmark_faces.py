@@ -3,11 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from conftest import randomise
+from ecinn.benchmark.face_jury import Convinced, ask, jury_table
 from ecinn.benchmark.faces import face_sheet, faces_table, measure_faces
 from ecinn.cli import benchmark_faces as command
 from ecinn.data.dataset import Dataset
@@ -117,3 +120,101 @@ def test_inception_results_must_be_there(
 
 def test_digits_are_no_faces(tmp_path: Path) -> None:
     assert "no model of faces" in fails("benchmark", "faces", "--models", "mnist")
+
+
+class Linear(nn.Module):
+    """Reads two classes from the mean of every channel."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) @ self.weight + self.bias
+
+
+@pytest.fixture
+def other(model: Model, data: Dataset, generator: torch.Generator) -> Linear:
+    """It agrees with the model on some of the faces only."""
+    weight = 50 * torch.randn((3, 2), generator=generator)
+    means = to_pixels(data.images).mean((2, 3)) @ weight
+    return Linear(weight, -means.median(0).values)
+
+
+def test_faces_are_counted_one_by_one(
+    model: Model,
+    data: Dataset,
+    other: Linear,
+) -> None:
+    levels = (None, 0.7, 0.99)
+    asked = ask(other, model, data.images, levels=levels, batch_size=5)
+    for confidence, obtained in zip(levels, asked, strict=True):
+        judged, convinced, change = 0, 0, 0.0
+        for image in data.images:
+            p = int(model.predict(image[None]).argmax())
+            if int(other(to_pixels(image[None])).argmax()) != p:
+                continue
+            e = model.explain(image[None], 1 - p, confidence=confidence)
+            stored = to_pixels(e.stored_convincing[0])
+            judged += 1
+            convinced += int(other(stored).argmax()) == 1 - p
+            change += float((stored - to_pixels(image[None])).abs().mean())
+        assert 0 < judged < len(data)
+        assert (obtained.judged, obtained.convinced) == (judged, convinced)
+        assert obtained.change == pytest.approx(change / judged, rel=1e-4)
+        assert obtained.confidence == confidence
+    assert asked[1].change < asked[2].change
+
+
+def test_the_model_itself_is_convinced_and_its_opposite_has_no_say(
+    model: Model,
+    data: Dataset,
+) -> None:
+    class Itself(nn.Module):
+        sign = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sign * model.classifier.log_posterior(x)
+
+    itself = Itself()
+    (said,) = ask(itself, model, data.images, levels=(0.99,), batch_size=7)
+    assert said.judged == said.convinced == len(data)
+    itself.sign = -1.0
+    (said,) = ask(itself, model, data.images, levels=(0.99,), batch_size=7)
+    assert said == Convinced(0.99, 0, 0, 0.0)
+    (row,) = jury_table({"a": (said,)}, {"a": None}).rows
+    assert row[2:] == ("0", "0.00 (0.0 – 100.0)", "0.0000", "–")
+
+
+def test_the_table_has_a_row_per_level() -> None:
+    plain = Convinced(None, 200, 160, 0.0226)
+    asked = dataclasses.replace(plain, confidence=0.99, convinced=197, change=0.031)
+    table = jury_table({"celeba-smile": (plain, asked)}, {"celeba-smile": 0.1031})
+    first, second = table.rows
+    assert first == ("celeba-smile", "α₁", "200", "80.00 (73.9 – 85.0)", "0.0226", "89.69")
+    assert second[1:4] == ("99", "200", "98.50 (95.7 – 99.5)")
+
+
+def test_the_command_asks_the_network_that_lies_beside(
+    as_shipped: None, other: Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Smiling.json").write_text(json.dumps({"errors": {"test": 0.25}}))
+    (tmp_path / "Smiling.safetensors").touch()
+    asked = []
+
+    def read(path: Path, device: torch.device) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(classifier=other)
+
+    monkeypatch.setattr(command, "load_inception", read)
+    code, stdout, stderr = run(
+        "benchmark", "faces", "--models", "a", "--n", 2, "--out", tmp_path / "o",
+        "--inception", tmp_path,
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert asked == [tmp_path / "Smiling.safetensors"]
+    assert "Who else is convinced" in stdout
+    page = (tmp_path / "o" / "celeba.md").read_text()
+    assert "| celeba-smile | 99 |" in page
+    numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
+    assert len(numbers["results"]["celeba-smile"]["convinced"]) == 2

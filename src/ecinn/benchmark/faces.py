@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecinn import pictures
+from ecinn.benchmark.face_jury import Convinced, ask
 from ecinn.benchmark.tables import Table, percent
 from ecinn.data.dataset import Dataset
 from ecinn.evaluation import Evaluation, evaluate
@@ -44,6 +45,8 @@ class FaceResult:
     """Which test faces were drawn."""
     worst: tuple[int, ...]
     """The test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
+    convinced: tuple[Convinced, ...] = ()
+    """What Inception-V3 says of the counterfactuals, where it is at hand."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def measure_faces(
     n: int = 10,
     seed: int = 0,
     inception_error: float | None = None,
+    inception: nn.Module | None = None,
     observe: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[FaceResult, FaceSheets]:
     """Measure one model, and draw n random faces and the n of the least likely counterfactuals."""
@@ -88,6 +92,15 @@ def measure_faces(
         PAPER_ERROR.get(model.checkpoint.experiment.dataset),
         tuple(random.tolist()),
         tuple(worst.tolist()),
+        ()
+        if inception is None
+        else ask(
+            inception,
+            model,
+            data.images,
+            batch_size=BATCH,
+            observe=lambda done: observe(f"{name}: asking Inception-V3", done, len(data)),
+        ),
     )
     sheets = FaceSheets(
         face_sheet(model.explain(data.images[random]), f"{name}: drawn at random"),

@@ -1,12 +1,15 @@
 """`ecinn benchmark faces`: the models of faces on all test faces, with pictures."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import nn
 
 from ecinn.benchmark import tables
+from ecinn.benchmark.face_jury import jury_table
 from ecinn.benchmark.faces import FaceResult, faces_table, measure_faces
 from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
 from ecinn.cli.app import Device, Json, device_name, print_json
@@ -14,6 +17,7 @@ from ecinn.cli.benchmark import RESULTS, Out, Seed, benchmark, print_tables, say
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
+from ecinn.inception_training import load_inception
 from ecinn.pictures import webp_bytes
 from ecinn.pretrained import Model, load
 
@@ -25,7 +29,10 @@ def faces_benchmark(
     models: Annotated[str, typer.Option(help="Names or paths with commas between.")] = MODELS,
     inception: Annotated[
         Path | None,
-        typer.Option(help="Folder of what `ecinn inception` wrote, as ATTRIBUTE.json."),
+        typer.Option(
+            help="Folder of what `ecinn inception` wrote: ATTRIBUTE.json, and "
+            "ATTRIBUTE.safetensors to show it counterfactuals."
+        ),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=20, help="Faces in a picture.")] = 10,
     limit: Annotated[
@@ -60,7 +67,13 @@ def faces_benchmark(
         label = model.checkpoint.experiment.name
         with bars() as observe:
             result, sheets = measure_faces(
-                model, data, n=n, seed=seed, inception_error=others[name], observe=observe
+                model,
+                data,
+                n=n,
+                seed=seed,
+                inception_error=others[name],
+                inception=_inception(inception, model),
+                observe=observe,
             )
         results[label] = result
         record[label] = provenance(command, model)
@@ -70,19 +83,39 @@ def faces_benchmark(
             pages.append(f"## {label}: {words.lower()}\n\n![{words}]({label}-{kind}.webp)\n")
         # After every model, so that an interrupted run leaves what it measured.
         write_json(folder / "celeba.json", {"record": record, "results": jsonable(results)})
-        page = tables.document("Faces", [faces_table(results)], record[label])
+        page = tables.document("Faces", _tables(results), record[label])
         write_text(folder / "celeba.md", "\n".join([page, *pages]))
     if json_output:
         print_json({"record": record, "results": jsonable(results)})
     else:
-        print_tables([faces_table(results)])
+        print_tables(_tables(results))
         say_written(folder / "celeba.md", folder / "celeba.json")
+
+
+def _tables(results: Mapping[str, FaceResult]) -> list[tables.Table]:
+    made = [faces_table(results)]
+    asked = {name: result.convinced for name, result in results.items() if result.convinced}
+    if asked:
+        made.append(jury_table(asked, {name: results[name].inception_error for name in asked}))
+    return made
+
+
+def _attribute(model: Model) -> str:
+    return model.checkpoint.experiment.dataset.partition("/")[2]
+
+
+def _inception(folder: Path | None, model: Model) -> nn.Module | None:
+    """The network itself, whose file is large and may have been left elsewhere."""
+    if folder is None:
+        return None
+    path = folder / f"{_attribute(model)}.safetensors"
+    return load_inception(path, model.device).classifier if path.is_file() else None
 
 
 def _inception_error(folder: Path | None, model: Model) -> float | None:
     if folder is None:
         return None
-    attribute = model.checkpoint.experiment.dataset.partition("/")[2]
+    attribute = _attribute(model)
     path = folder / f"{attribute}.json"
     try:
         return float(json.loads(path.read_text())["errors"]["test"])
