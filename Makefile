@@ -17,7 +17,7 @@ help:
 	@echo "make notebook  run the tour from top to bottom and keep what it shows"
 	@echo "make bench     what a counterfactual costs, as a ratio to a forward pass"
 	@echo "make evaluate  measure the shipped models and write docs/results"
-	@echo "make faces     measure the models of faces and heatmaps (CELEBA=DIR; hours without a GPU)"
+	@echo "make faces     measure the models of faces and heatmaps (CELEBA=DIR, INCEPTION=DIR; hours without a GPU)"
 	@echo "make benchmark score counterfactuals beside other methods' and the authors' (half an hour)"
 
 demo: $(VENV)/.demo
@@ -61,10 +61,11 @@ benchmark: $(VENV)/.benchmark
 	$(BIN)/ecinn benchmark authors --data $(AUTHORS)
 
 faces: $(VENV)/.benchmark
-	$(BIN)/ecinn benchmark faces --celeba $(CELEBA)
+	$(BIN)/ecinn benchmark faces --celeba $(CELEBA) $(if $(INCEPTION),--inception $(INCEPTION))
 	$(BIN)/ecinn benchmark consistency --model celeba-smile --celeba $(CELEBA)
-	for name in smile cheekbones lipstick makeup; do \
-		$(BIN)/ecinn benchmark heatmaps --model celeba-$$name --celeba $(CELEBA) || exit 1; \
+	for each in smile:Smiling cheekbones:High_Cheekbones lipstick:Wearing_Lipstick makeup:Heavy_Makeup; do \
+		$(BIN)/ecinn benchmark heatmaps --model celeba-$${each%:*} --celeba $(CELEBA) \
+			$(if $(INCEPTION),--cnn $(INCEPTION)/$${each#*:}.safetensors) || exit 1; \
 	done
 	$(BIN)/ecinn benchmark heatmaps --model fakemnist
 

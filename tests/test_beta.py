@@ -233,7 +233,7 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
     assert claim.verdict == "supported"
     assert claim.measured.startswith("Holds: errors fall")
     assert "Does not hold" not in claim.measured
-    assert f"at β = 1.4265 the oracle reads {100 * 1802 / 1900:.1f} %" in claim.measured
+    assert f"at β = 1.4265, where the oracle reads {100 * 1802 / 1900:.1f} %" in claim.measured
     assert claim.detail.count("\n") == 1 + n
     worse = dataclasses.replace(balanced, frechet=balanced.frechet[::-1])
     assert claim_of(worse).verdict == "partly"

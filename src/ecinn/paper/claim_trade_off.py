@@ -56,12 +56,12 @@ def trade_off(result: TradeOff) -> Claim:
         ),
         (
             convinced[near].share >= most.low,
-            f"at {here} the oracle reads {percent(convinced[near])} as their target, within "
-            f"the interval of the best, {percent(most)}",
+            f"at {here}, where the oracle reads {percent(convinced[near])} as their target, it "
+            f"is as good as the best, {percent(most)}",
         ),
         (
             errors[near].share <= fewest.high,
-            f"at {here} errors are {percent(errors[near], 2)}, within the interval of the "
+            f"at {here}, where errors are {percent(errors[near], 2)}, they are as few as the "
             f"fewest, {percent(fewest, 2)}",
         ),
     ]
