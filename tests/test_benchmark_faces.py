@@ -106,6 +106,8 @@ def test_the_command_writes_page_numbers_and_pictures(as_shipped: None, tmp_path
         assert f"(celeba-smile-{kind}.webp)" in page
         assert (tmp_path / "o" / f"celeba-smile-{kind}.webp").stat().st_size > 1000
     assert str(tmp_path) not in page
+    assert "## On 12 test faces" in page
+    assert "no Smiling.safetensors" in stderr
 
 
 @pytest.mark.parametrize("written", [None, "{", "[]", '{"errors": {}}'])
@@ -204,9 +206,15 @@ def test_the_command_asks_the_network_that_lies_beside(
 
     def read(path: Path, device: torch.device) -> SimpleNamespace:
         asked.append(path)
-        return SimpleNamespace(classifier=other)
+        settings = SimpleNamespace(dataset=datasets[0])
+        return SimpleNamespace(classifier=other, settings=settings)
 
+    datasets = ["celeba/Heavy_Makeup"]
     monkeypatch.setattr(command, "load_inception", read)
+    wrong = fails("benchmark", "faces", "--models", "a", "--inception", tmp_path)
+    assert "celeba/Heavy_Makeup" in wrong
+    datasets[:] = ["celeba/Smiling"]
+    asked.clear()
     code, stdout, stderr = run(
         "benchmark", "faces", "--models", "a", "--n", 2, "--out", tmp_path / "o",
         "--inception", tmp_path,

@@ -294,6 +294,9 @@ def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monke
     assert results.frechet[1] == one.metrics["frechet"]
     assert results.bits_per_dim[0] != results.bits_per_dim[1]
     assert results.training == {"epochs": 1, "training_images": 200, "test_images": 200}
+    # Asked for alone, a β does not drop the other.
+    assert run(*given, "--beta", 2)[0] == 0
+    assert beta_models.read(tmp_path / beta_models.FILE).beta == (0.5, 2.0)
     code, _, err = run(*given[:-3], 150, "--device", "cpu", "--beta", 2)
     assert code == 2
     assert "other settings" in err

@@ -147,8 +147,15 @@ def test_both_stages_and_their_start_are_told(make) -> None:
     train = [line for line in about.usage.code if "ecinn train" in line]
     assert train == [
         "ecinn train celeba-attributes --out START --celeba FOLDER",
-        "ecinn train celeba-smile --out DIR --start START --celeba FOLDER",
+        "ecinn train celeba-smile --out DIR --start START --teaching 0 --celeba FOLDER",
     ]
+    other = dataclasses.replace(
+        CELEBA[0], teaching=0.0, epochs=20, learning_rate=1e-3, refinement=None
+    )
+    assert card(make(other, training=record), 1).usage.code[-1] == (
+        "ecinn train celeba-smile --out DIR --start START --epochs 20 --learning-rate 0.001 "
+        "--teaching 0 --refine-epochs 0 --celeba FOLDER"
+    )
 
 
 def test_a_mixture_is_told_with_its_parts(make) -> None:

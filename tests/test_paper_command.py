@@ -144,7 +144,10 @@ def test_what_is_given_is_used(tmp_path: Path) -> None:
     assert about["data"] == {"seed": 7}
     assert about["caption"] == "caption of figure-1"
     assert about["paper"] == "paper on figure-1"
-    assert about["command"] == "ecinn paper figure-1 --out DIR --seed 7"
+    assert about["command"] == (
+        "ecinn paper figure-1 --out OUT --celeba DIR --inception DIR --seed 7"
+    )
+    assert "`ecinn paper all --out OUT --celeba DIR " in Path("paper/README.md").read_text()
     with Image.open("paper/figure-1.png") as picture:
         assert picture.size == (2 * 300, 300)
 

@@ -83,6 +83,8 @@ def test_resumed_run_ends_at_the_same_weights(
         train(
             experiment, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0
         )
+    with pytest.raises(InputError, match="begun with"):
+        train(experiment, data.first(len(data) // 2), interrupted, device=CPU, resume=True)
     torch.rand(17)  # what the process did in between must not matter
     resumed = train(experiment, data, interrupted, device=CPU, resume=True)
     weights = whole.classifier.state_dict()

@@ -362,8 +362,7 @@ def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _usage(checkpoint: Checkpoint, data: _Data, model: str) -> Section:
-    experiment, record = checkpoint.experiment, checkpoint.training
-    quoted = shlex.quote(model)
+    experiment, record, quoted = checkpoint.experiment, checkpoint.training, shlex.quote(model)
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]
     if experiment.name in EXPERIMENTS:
@@ -375,10 +374,15 @@ def _usage(checkpoint: Checkpoint, data: _Data, model: str) -> Section:
             sentences.append("What START begins with itself is said in docs/faces.md.")
         elif start:
             code.append(f"ecinn train {start} --out START{data.option}")
-        code.append(f"ecinn train {experiment.name} --out DIR{given}{data.option}")
         now = EXPERIMENTS[experiment.name]
-        names = [field.name for field in fields(now)]
-        if changed := [n for n in names if getattr(now, n) != getattr(experiment, n)]:
+        given += "".join(
+            f" --{name.replace('_', '-')} {value:g}"
+            for name in ("epochs", "learning_rate", "batch_size", "beta", "teaching")
+            if (value := getattr(experiment, name)) != getattr(now, name)
+        )
+        given += " --refine-epochs 0" if now.refinement and not experiment.refinement else ""
+        code.append(f"ecinn train {experiment.name} --out DIR{given}{data.option}")
+        if changed := [n for n in vars(now) if getattr(now, n) != getattr(experiment, n)]:
             sentences.append(f"Trained now, its settings would differ: {', '.join(changed)}.")
     else:
         sentences.append("This version has no experiment of that name: it cannot train it again.")

@@ -214,6 +214,7 @@ def _stage(
     So that what rounding costs can be told.
     """
     state_file = how.folder / name
+    state.images = len(data)
     with _own_randomness(how.device):
         if how.resume and state_file.exists():
             state.restore(state_file, stage)

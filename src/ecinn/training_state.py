@@ -52,6 +52,8 @@ class TrainingState:
     """Gives the log-odds of every attribute of an image; it does not change, nor is it kept."""
     origin: dict[str, str] = field(default_factory=dict)
     """What the run was given beside its settings: whose layers it began with, which teacher."""
+    images: int | None = None
+    """How many training images there are, once it is known."""
 
     @classmethod
     def start(
@@ -133,7 +135,7 @@ class TrainingState:
         """Write everything to one safetensors file."""
         curve = [asdict(record) for record in self.curve]
         about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
-        about["origin"] = self.origin
+        about |= {"origin": self.origin, "images": self.images}
         write_tensors(path, self.tensors(), about | {"experiment": asdict(experiment)})
 
     def restore(self, path: Path, experiment: Experiment) -> None:
@@ -143,6 +145,12 @@ class TrainingState:
             raise InputError(
                 f"{path} belongs to other settings than {experiment.name!r} has now: "
                 "train into a new folder"
+            )
+        begun_with = about.get("images")
+        if None not in (begun_with, self.images) and begun_with != self.images:
+            raise InputError(
+                f"{path} was begun with {begun_with:,} training images, now there are "
+                f"{self.images:,}: give the same, or train into a new folder"
             )
         if about.get("origin", {}) != self.origin:
             given = ", ".join(f"{k} {v}" for k, v in about.get("origin", {}).items())

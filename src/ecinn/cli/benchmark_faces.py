@@ -12,7 +12,7 @@ from ecinn.benchmark import tables
 from ecinn.benchmark.face_jury import jury_table
 from ecinn.benchmark.faces import FaceResult, faces_table, measure_faces
 from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
-from ecinn.cli.app import Device, Json, device_name, print_json
+from ecinn.cli.app import Device, Json, device_name, err, plain, print_json
 from ecinn.cli.benchmark import RESULTS, Out, Seed, benchmark, print_tables, say_written
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
@@ -55,6 +55,7 @@ def faces_benchmark(
     if len(set(labels)) < len(labels):
         raise InputError("two of these are the same experiment: measure them one by one")
     others = {name: _inception_error(inception, model) for name, model in loaded.items()}
+    networks = {name: _inception(inception, model) for name, model in loaded.items()}
     folder = output_folder(out_dir)
     command = f"ecinn benchmark faces --celeba DIR --models {','.join(names)} --n {n}"
     command += "" if inception is None else " --inception DIR"
@@ -72,7 +73,7 @@ def faces_benchmark(
                 n=n,
                 seed=seed,
                 inception_error=others[name],
-                inception=_inception(inception, model),
+                inception=networks[name],
                 observe=observe,
             )
         results[label] = result
@@ -109,7 +110,13 @@ def _inception(folder: Path | None, model: Model) -> nn.Module | None:
     if folder is None:
         return None
     path = folder / f"{_attribute(model)}.safetensors"
-    return load_inception(path, model.device).classifier if path.is_file() else None
+    if not path.is_file():
+        err.print(f"no {plain(path.name)} in --inception: it is not shown counterfactuals")
+        return None
+    read = load_inception(path, model.device)
+    if read.settings.dataset != model.checkpoint.experiment.dataset:
+        raise InputError(f"{path} was trained on {read.settings.dataset}: rename it after that")
+    return read.classifier
 
 
 def _inception_error(folder: Path | None, model: Model) -> float | None:

@@ -47,6 +47,7 @@ def beta(
     jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
     output_folder(out_dir)
     results = out_dir / beta_models.FILE
+    earlier = _earlier(out_dir, asked, epochs, train, test)
     models: list[Checkpoint] = []
     try:
         for number, settings in enumerate(wanted, 1):
@@ -58,11 +59,24 @@ def beta(
             else:
                 err.print(f"{which}: trained already")
             models.append(model)
-            beta_models.save(beta_models.compare(models, test, places, chosen), results)
+            compared = beta_models.compare([*models, *earlier], test, places, chosen)
+            beta_models.save(compared, results)
             _say(model)
     except KeyboardInterrupt:
         raise InterruptedRunError("interrupted; go on with the same command") from None
     out.print(f"wrote {plain(str(results))}", soft_wrap=True)
+
+
+def _earlier(
+    out_dir: Path, asked: list[float], epochs: int | None, train: Dataset, test: Dataset
+) -> list[Checkpoint]:
+    """Models of other β that lie there finished: they stay in the results."""
+    found = []
+    for path in sorted(out_dir.glob(f"beta-*/{training.MODEL_FILE}")):
+        value = load_checkpoint(path).experiment.beta
+        if value not in asked:
+            found.append(_finished(path.parent, beta_models.settings(value, epochs), train, test))
+    return [model for model in found if model is not None]
 
 
 def _finished(

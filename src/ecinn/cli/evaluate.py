@@ -62,6 +62,8 @@ def print_evaluation(metrics: Any) -> None:  # noqa: ANN401
         shown = f"{100 * value:.2f} %" if share else value
         if name.startswith("bits_per_dim"):
             shown = f"{value:.3f}"
+        if name == "passes_verified":
+            shown = f"{value:.6g}"
         if name == "round_trip_error":
             shown = f"{value:.1e}"
         table.add_row(name.replace("_", " "), str(shown))

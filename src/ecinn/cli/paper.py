@@ -76,8 +76,7 @@ def paper(
 
     with bars() as observe:
         context = Context(seed, faces, inception, beta, chosen, observe)
-        command = f"ecinn paper {' '.join(names)} --out DIR --seed {seed}"
-        failed = _make_all(asked, missing, context, folder, command, go_on=several)
+        failed = _make_all(asked, missing, context, folder, " ".join(names), go_on=several)
     if failed:
         raise EcinnError(f"{', '.join(failed)} could not be made: the lines above say why")
 
@@ -87,7 +86,7 @@ def _make_all(
     missing: dict[str, str],
     context: "Context",
     folder: Path,
-    command: str,
+    names: str,
     *,
     go_on: bool,
 ) -> list[str]:
@@ -113,7 +112,7 @@ def _make_all(
             why = f"{artefact.name}: {without[artefact.name]}"
             err.print(f"not made: {plain(why)}", soft_wrap=True)
             continue
-        written = writing.write(artefact, one, folder, context.seed)
+        written = writing.write(artefact, one, folder, context)
         files = ", ".join(path.name for path in written)
         out.print(f"{artefact.name}: {plain(files)}", soft_wrap=True)
         for part, need in one.skipped.items():
@@ -122,7 +121,8 @@ def _make_all(
         made.append((artefact, one))
         if go_on:
             # After every one, so that an interrupted run leaves a list of what there is.
-            write_text(folder / "README.md", writing.contents(made, without, command))
+            page = writing.contents(made, without, writing.command(names, context))
+            write_text(folder / "README.md", page)
     context.observe("making the paper", len(asked), len(asked))
     where = folder / "README.md" if made and go_on else folder
     out.print(f"wrote {plain(str(where))}", soft_wrap=True)

@@ -80,7 +80,7 @@ MEASURED = frozenset(field.name for field in dataclasses.fields(Judged))
 def settings(beta: float, epochs: int | None = None) -> Experiment:
     """How the model of this β is trained."""
     if not 0 < beta < float("inf"):
-        raise InputError(f"β is above 0, not {beta}")
+        raise InputError(f"β is a finite number above 0, not {beta}")
     return dataclasses.replace(MNIST_BETA, beta=beta, epochs=epochs or MNIST_BETA.epochs)
 
 

@@ -115,8 +115,8 @@ def _curves(figure: Figure, inside: tuple[float, float, float, float], result: T
         )
 
 
-def numbers(result: TradeOff) -> Mapping[str, object]:
-    """What the figure shows, as numbers."""
+def numbers(result: TradeOff, shown: slice) -> Mapping[str, object]:
+    """What is shown of these digits, as numbers."""
     columns = {
         "beta": result.beta,
         "error": result.error,
@@ -125,12 +125,12 @@ def numbers(result: TradeOff) -> Mapping[str, object]:
         "judged": result.judged,
         "convinced": result.convinced,
         "frechet": result.frechet,
-        "shown": (~result.already).sum(1).tolist(),
-        "reached_of_shown": result.reached.sum(1).tolist(),
+        "shown": (~result.already[:, shown]).sum(1).tolist(),
+        "reached_of_shown": result.reached[:, shown].sum(1).tolist(),
     }
     return {
         "target": result.target,
-        "test_images_shown": list(result.places),
+        "test_images_shown": list(result.places[shown]),
         "training": dict(result.training),
         "models": [
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
@@ -160,7 +160,7 @@ def _figure_10(context: Context) -> Made:
     )
     return Made(
         figures={"figure-10": draw(result)},
-        data={"figure-10": numbers(result)},
+        data={"figure-10": numbers(result, slice(SIDE**2))},
         captions={"figure-10": caption},
     )
 
@@ -171,7 +171,7 @@ def _supplement_10(context: Context) -> Made:
     words = f"{SIDE**2 * len(pages)} further random digits, by the same models."
     return Made(
         books={"supplement-10": pages},
-        data={"supplement-10": numbers(result)},
+        data={"supplement-10": numbers(result, slice(SIDE**2, None))},
         captions={"supplement-10": words},
     )
 

@@ -18,7 +18,14 @@ def make(artefact: Artefact, context: Context) -> Made:
         return artefact.make(context)
 
 
-def write(artefact: Artefact, made: Made, folder: Path, seed: int) -> list[Path]:
+def command(names: str, context: Context) -> str:
+    """What makes the same again; folders are the user's."""
+    given = {"celeba": context.celeba, "inception": context.inception, "beta": context.beta}
+    options = "".join(f" --{name} DIR" for name, folder in given.items() if folder is not None)
+    return f"ecinn paper {names} --out OUT{options} --seed {context.seed}"
+
+
+def write(artefact: Artefact, made: Made, folder: Path, context: Context) -> list[Path]:
     """PDF and PNG of figures, PDF of books, Markdown of pages, and JSON of what they show."""
     files: list[tuple[Path, bytes]] = []
     for stem, figure in made.figures.items():
@@ -33,27 +40,27 @@ def write(artefact: Artefact, made: Made, folder: Path, seed: int) -> list[Path]
         write_text(folder / f"{stem}.md", text)
     for stem, numbers in made.data.items():
         write_json(
-            folder / f"{stem}.json", _record(artefact, made, stem, seed) | {"data": numbers}
+            folder / f"{stem}.json", _record(artefact, made, stem, context) | {"data": numbers}
         )
     pages = [folder / f"{stem}.md" for stem in made.pages]
     return [path for path, _ in files] + pages + [folder / f"{stem}.json" for stem in made.data]
 
 
-def _record(artefact: Artefact, made: Made, stem: str, seed: int) -> dict[str, Any]:
+def _record(artefact: Artefact, made: Made, stem: str, context: Context) -> dict[str, Any]:
     return {
         "title": artefact.title,
         "caption": made.captions.get(stem, ""),
         "paper": artefact.reported,
-        "command": f"ecinn paper {artefact.name} --out DIR --seed {seed}",
+        "command": command(artefact.name, context),
         "torch": torch.__version__,
     }
 
 
 def contents(
-    made: Sequence[tuple[Artefact, Made]], skipped: Mapping[str, str], command: str
+    made: Sequence[tuple[Artefact, Made]], skipped: Mapping[str, str], made_with: str
 ) -> str:
     """All that was made on one page of Markdown, each beside what the paper reports."""
-    parts = ["# The paper, made with our models", f"`{command}`"]
+    parts = ["# The paper, made with our models", f"`{made_with}`"]
     for artefact, one in made:
         parts.append(f"## {_heading(artefact)}")
         for stem in one.figures:
