@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -68,8 +67,10 @@ def test_command_refuses_in_one_line(small_command, monkeypatch, tmp_path) -> No
     assert "--n lies between 2 and the 12" in fails(*small_command, "--n", 13, *here)
     assert "no method is called 'lime'" in fails(*small_command, "--methods", "lime", *here)
     assert "cannot read" in fails(*small_command, "--cnn", tmp_path / "none", *here)
-    other = SimpleNamespace(class_names=("x", "y"))
-    monkeypatch.setattr(command, "load_inception", lambda path, device: other)
-    monkeypatch.setattr(command, "_network", command._network.__wrapped__)
-    assert "x from y, the model a from b from c" in fails(*small_command, "--cnn", "f", *here)
+
+    def of_other_classes(path, device, class_names) -> None:
+        raise EcinnError(f"{path} must tell {' from '.join(class_names)}")
+
+    monkeypatch.setattr(command, "load_inception", of_other_classes)
+    assert "f must tell a from b from c" in run(*small_command, "--cnn", "f", *here)[2]
     assert not (tmp_path / "new").exists()

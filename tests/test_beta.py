@@ -346,7 +346,11 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     assert [row["beta"] for row in numbers] == list(beta_models.BETAS)
     assert numbers[0]["error"] == 0.05
     assert (numbers[1]["judged"], numbers[1]["convinced"]) == (1901, 1750)
-    (page,) = trade_off.SUPPLEMENT_10.make(context).books["supplement-10"]
+    more = trade_off.SUPPLEMENT_10.make(context)
+    (page,) = more.books["supplement-10"]
+    assert made.data["figure-10"]["test_images_shown"] == list(range(9))
+    assert more.data["supplement-10"]["test_images_shown"] == list(range(9, 18))
+    assert numbers[0]["shown"] == more.data["supplement-10"]["models"][0]["shown"] == 9
     first = [image.get_array() for image in made.figures["figure-10"].axes[0].get_images()]
     further = [image.get_array() for image in page.axes[0].get_images()]
     assert not any((a == b).all() for a, b in zip(first, further, strict=True))

@@ -261,7 +261,9 @@ def test_the_real_network_learns_the_planted_cue() -> None:
 def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_path: Path) -> None:
     path = tmp_path / "network.safetensors"
     save_inception(trained, path)
-    loaded = load_inception(path, CPU)
+    loaded = load_inception(path, CPU, trained.class_names)
+    with pytest.raises(InputError, match="the model x from y: give a CNN of the model's"):
+        load_inception(path, CPU, ("x", "y"))
     x = (tinted(30, 1).images.float() + 0.5) / 256
     with torch.no_grad():
         logits = loaded.classifier(x)

@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,16 +156,18 @@ def save_inception(result: InceptionResult, path: Path) -> None:
     write_tensors(path, as_stored(result.classifier.state_dict()), about)
 
 
-def load_inception(path: Path, device: torch.device) -> InceptionResult:
-    """The inverse of `save_inception`."""
+def load_inception(
+    path: Path, device: torch.device, class_names: Sequence[str] | None = None
+) -> InceptionResult:
+    """The inverse of `save_inception`; it must tell these classes, where they are given."""
     tensors, about = read_tensors(path)
     if not isinstance(about, dict) or about.get("kind") != KIND:
         raise InputError(f"{path} holds no Inception-V3: give a file that `ecinn inception` wrote")
     try:
         augmentation = Augmentation(**about["settings"]["augmentation"])
         settings = InceptionSettings(**{**about["settings"], "augmentation": augmentation})
-        class_names = tuple(about["class_names"])
-        classifier = _assemble(tensors, len(class_names), settings.side, device)
+        names = tuple(about["class_names"])
+        classifier = _assemble(tensors, len(names), settings.side, device)
         errors, record = about["errors"], about["record"]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
@@ -175,7 +177,12 @@ def load_inception(path: Path, device: torch.device) -> InceptionResult:
             f"{path} does not fit this version's Inception-V3 ({reason}); "
             "use the version of ecinn that wrote it, or train it again"
         ) from error
-    return InceptionResult(classifier, class_names, settings, errors, record)
+    if class_names is not None and tuple(class_names) != names:
+        raise InputError(
+            f"{path} tells {' from '.join(names)}, the model {' from '.join(class_names)}: "
+            "give a CNN of the model's data set"
+        )
+    return InceptionResult(classifier, names, settings, errors, record)
 
 
 def _assemble(

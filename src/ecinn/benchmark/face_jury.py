@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ecinn.benchmark.tables import Table, percent
 from ecinn.metrics.intervals import wilson_interval
-from ecinn.pixels import to_pixels, to_uint8
+from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model
 
 LEVELS = (None, 0.99)
@@ -55,10 +55,10 @@ def ask(
             if not agreed.any():
                 break
             e = model.explain(batch[agreed], confidence=confidence)
-            stored = e.stored_convincing[:, 0]
-            after = network(to_pixels(stored).to(model.device)).argmax(1).cpu()
+            stored = to_pixels(e.stored_convincing[:, 0].cpu())
+            after = network(stored.to(model.device)).argmax(1).cpu()
             convinced[number] += int((after == e.q[:, 0].cpu()).sum())
-            moved = (to_pixels(stored) - to_pixels(to_uint8(e.x))).abs().flatten(1).mean(1)
+            moved = (stored - to_pixels(batch[agreed])).abs().flatten(1).mean(1)
             change[number] += float(moved.sum())
         observe(done + len(batch))
     return tuple(

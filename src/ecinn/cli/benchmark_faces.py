@@ -113,10 +113,7 @@ def _inception(folder: Path | None, model: Model) -> nn.Module | None:
     if not path.is_file():
         err.print(f"no {plain(path.name)} in --inception: it is not shown counterfactuals")
         return None
-    read = load_inception(path, model.device)
-    if read.settings.dataset != model.checkpoint.experiment.dataset:
-        raise InputError(f"{path} was trained on {read.settings.dataset}: rename it after that")
-    return read.classifier
+    return load_inception(path, model.device, model.class_names).classifier
 
 
 def _inception_error(folder: Path | None, model: Model) -> float | None:

@@ -26,9 +26,9 @@ from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
 from ecinn.heatmaps import METHODS
-from ecinn.inception_training import InceptionResult, load_inception
+from ecinn.inception_training import load_inception
 from ecinn.pictures import webp_bytes
-from ecinn.pretrained import Model, load
+from ecinn.pretrained import load
 
 
 class BaselineName(StrEnum):
@@ -68,7 +68,7 @@ def heatmaps_benchmark(
     """Measure heatmaps: pixels replaced, where they point, noise, stability, cost."""
     asked = require_methods([name.strip() for name in methods.split(",") if name.strip()])
     explainer = load(model, device_name(device))
-    network = None if cnn is None else _network(cnn, explainer)
+    network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
     dataset = explainer.checkpoint.experiment.dataset
     data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
     if not 2 <= n <= len(data):
@@ -112,16 +112,6 @@ def heatmaps_benchmark(
         return
     print_tables([_for_terminal(table) for table in laid_out])
     say_written(*paths)
-
-
-def _network(path: Path, explainer: Model) -> InceptionResult:
-    network = load_inception(path, explainer.device)
-    if network.class_names != explainer.class_names:
-        raise InputError(
-            f"{path} tells {' from '.join(network.class_names)}, the model "
-            f"{' from '.join(explainer.class_names)}: give a CNN of the model's data set"
-        )
-    return network
 
 
 def _for_terminal(table: tables.Table) -> tables.Table:

@@ -170,7 +170,7 @@ def _inception(context: Context, rows: Rows) -> nn.Module:
             f"{path} is missing: make it with "
             f"`ecinn inception celeba/{rows.attribute} --out {path}`"
         )
-    return load_inception(path, rows.model.device).classifier
+    return load_inception(path, rows.model.device, rows.model.class_names).classifier
 
 
 FIGURE_8 = Artefact(
