@@ -1,22 +1,23 @@
 """Clients that ask for little and want much: of the loop, the memory, the connections."""
 
-import contextlib
 import dataclasses
 import json
 import random
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from ecinn.web import schemas
 from ecinn.web.bodies import PIECE
 from ecinn.web.catalogue import Catalogue, load_catalogue
 from ecinn.web.settings import Settings
-from web_server import FAST, ask, connect, metric, running, wait_until
+from web_server import FAST, PATIENCE, ask, connect, metric, running, wait_until
 
 SHORT = Settings(threads=1, join_seconds=0.001, head_seconds=0.4, body_seconds=0.6)
 
@@ -48,25 +49,33 @@ def wrong_images() -> str:
     return json.dumps(ask() | {"images": [{"pixels": [[[]] * 140] * 256}] * 4})
 
 
-@pytest.mark.parametrize("body", [bad_values, extra_keys, extra_keys_of_an_image, wrong_images])
-def test_a_body_that_is_wrong_all_over_holds_nobody_up(address: str, body) -> None:
-    content = body()
+WRONG_ALL_OVER = [bad_values, extra_keys, extra_keys_of_an_image, wrong_images]
+
+
+@pytest.mark.parametrize("body", WRONG_ALL_OVER)
+def test_a_body_that_is_wrong_all_over_is_told_in_one_line(address: str, body) -> None:
     kind = {"Content-Type": "application/json"}
-    with ThreadPoolExecutor(1) as clients, httpx.Client() as other:
-        other.get(f"{address}/health")
-        wrong = clients.submit(
-            httpx.post, f"{address}/api/v1/predict", content=content, headers=kind, timeout=60
-        )
-        slowest = 0.0
-        while not wrong.done():
-            started = time.monotonic()
-            assert other.get(f"{address}/health", timeout=60).status_code == 200
-            slowest = max(slowest, time.monotonic() - started)
-    assert slowest < 0.5
-    assert wrong.result().status_code == 422
-    line = wrong.result().json()["error"]
+    wrong = httpx.post(f"{address}/api/v1/predict", content=body(), headers=kind, timeout=PATIENCE)
+    assert wrong.status_code == 422
+    line = wrong.json()["error"]
     assert len(line) < 300
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("body", WRONG_ALL_OVER)
+def test_a_body_that_is_wrong_all_over_makes_few_errors(body) -> None:
+    """What is checked while others wait: as long as the body is, not a record of every value."""
+    given = json.loads(body())
+    # Of each of the kinds of image one, where the images are wrong.
+    assert errors_of(given) <= len(get_args(schemas.GivenImage)) * len(given["images"])
+
+
+def errors_of(given: object) -> int:
+    try:
+        schemas.PredictRequest.model_validate(given)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
 
 
 @pytest.mark.parametrize("part", [b"0,", b"[" * 3])
@@ -112,12 +121,12 @@ def test_an_answer_that_is_not_read_counts_as_in_flight_and_is_cut_off(
         started = time.monotonic()
         with never_reading(address):
             # The one that asks for the metrics is in flight too.
-            wait_until(lambda: metric(address, "ecinn_in_flight ") == 2, 5)
+            wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
             assert open_files() >= before + 2
-            wait_until(lambda: metric(address, "ecinn_in_flight ") == 1, 10)
+            wait_until(lambda: metric(address, "ecinn_in_flight ") == 1)
             assert time.monotonic() - started > 0.25
             # Of the connection only our end is left.
-            wait_until(lambda: open_files() == before + 1, 10)
+            wait_until(lambda: open_files() == before + 1)
 
 
 def test_large_answers_are_whole(catalogue: Catalogue, page: Path) -> None:
@@ -131,7 +140,7 @@ def test_large_answers_are_whole(catalogue: Catalogue, page: Path) -> None:
 def test_answers_that_are_not_read_count_as_held(catalogue: Catalogue, page: Path) -> None:
     settings = Settings(threads=1, join_seconds=0.001, bodies_bytes=30_000_000)
     with running(catalogue, settings, page_folder=page) as address, never_reading(address):
-        wait_until(lambda: metric(address, "ecinn_in_flight ") == 2, 5)
+        wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
         assert httpx.get(f"{address}/health").status_code == 200
         assert httpx.post(f"{address}/api/v1/predict", json=ask()).status_code == 429
 
@@ -152,17 +161,16 @@ def test_trickling_after_an_early_answer_is_cut_off(
         answer = connection.recv(65536)
         assert answer.startswith(f"HTTP/1.1 {status}".encode())
         assert b"connection: close" in answer.lower()
-        assert seconds_of_trickling(connection) < 3
+        wait_until(lambda: not takes(connection))
 
 
-def seconds_of_trickling(connection: socket.socket) -> float:
-    """Until the other side will not have it, or four."""
-    started = time.monotonic()
-    with contextlib.suppress(ConnectionError):
-        while time.monotonic() < started + 4:
-            connection.sendall(b"x")
-            time.sleep(0.02)
-    return time.monotonic() - started
+def takes(connection: socket.socket) -> bool:
+    """Whether the other side will have one byte more."""
+    try:
+        connection.sendall(b"x")
+    except ConnectionError:
+        return False
+    return True
 
 
 def test_one_connection_too_many_is_told_in_one_line(catalogue: Catalogue) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from web_server import ask, metric, wait_until
+from web_server import PATIENCE, ask, metric, wait_until
 
 PROGRAM = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist"]
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -35,7 +35,7 @@ class Served:
         match = ADDRESS.search(line)
         assert match, line + self.stop(signal.SIGKILL)[1]
         self.address = match[0]
-        wait_until(self.answers, 60)
+        wait_until(self.answers)
 
     def answers(self) -> bool:
         try:
@@ -46,7 +46,7 @@ class Served:
     def stop(self, kind: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and what was logged."""
         self.process.send_signal(kind)
-        _, log = self.process.communicate(timeout=60)
+        _, log = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, log
 
 
@@ -70,7 +70,9 @@ def test_a_stop_finishes_what_is_in_flight_and_logs_nothing_of_requests(served: 
 
     def slow() -> None:
         body = ask(targets="all", frames=20)
-        answers.append(httpx.post(f"{url}/api/v1/explain", json=body, headers=headers, timeout=60))
+        answers.append(
+            httpx.post(f"{url}/api/v1/explain", json=body, headers=headers, timeout=PATIENCE)
+        )
 
     client = threading.Thread(target=slow)
     client.start()
@@ -78,7 +80,7 @@ def test_a_stop_finishes_what_is_in_flight_and_logs_nothing_of_requests(served: 
     wait_until(lambda: metric(url, "ecinn_in_flight ", **headers) == 2)
     assert not answers
     code, log = served.stop()
-    client.join(60)
+    client.join(PATIENCE)
     assert code == 0
     assert answers[0].status_code == 200
     assert len(answers[0].json()["explanations"][0]["targets"]) == 9
@@ -93,13 +95,15 @@ def test_killed_and_started_again_on_the_same_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     first = Served("--port", port)
-    taken = subprocess.run([*PROGRAM, "--port", port], capture_output=True, text=True, timeout=60)
+    taken = subprocess.run(
+        [*PROGRAM, "--port", port], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert taken.returncode == 2
     assert taken.stderr.startswith("error: cannot listen on 127.0.0.1:")
     assert taken.stderr.count("\n") == 1
     first.stop(signal.SIGKILL)
     second = Served("--port", port)
-    answer = httpx.post(f"{second.address}/api/v1/predict", json=ask(), timeout=30)
+    answer = httpx.post(f"{second.address}/api/v1/predict", json=ask(), timeout=PATIENCE)
     assert answer.json()["predictions"][0]["predicted"] == 3
     code, _ = second.stop(signal.SIGINT)
     assert code == 0
@@ -107,7 +111,10 @@ def test_killed_and_started_again_on_the_same_port() -> None:
 
 def test_what_cannot_be_served_is_one_line() -> None:
     done = subprocess.run(
-        [*PROGRAM, "--model", "nobody", "--port", "0"], capture_output=True, text=True, timeout=60
+        [*PROGRAM, "--model", "nobody", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: no model 'nobody'")

@@ -21,6 +21,8 @@ from ecinn.web.server import configuration, listen
 from ecinn.web.settings import Settings
 
 FAST = Settings(threads=1, join_seconds=0.001)
+PATIENCE = 60.0
+"""Seconds after which what must happen counts as not happening, on however busy a machine."""
 
 
 @contextlib.contextmanager
@@ -38,12 +40,12 @@ def running(catalogue: Catalogue, settings: Settings = FAST, **options: Any) -> 
         yield address
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listening.close()
         assert not thread.is_alive()
 
 
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, seconds: float = PATIENCE) -> None:
     """Look often; fail when it takes too long."""
     end = time.monotonic() + seconds
     while not condition():
@@ -74,7 +76,7 @@ class HeldClassifier:
 
     def decode(self, z: Tensor) -> Tensor:
         self.decoded.append(len(z))
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE)
         return self._classifier.decode(z)
 
 
@@ -94,7 +96,7 @@ def ask(sample: int = 18, **more: Any) -> dict[str, Any]:
 def connect(address: str) -> socket.socket:
     """A client that says what it likes."""
     host, _, port = address.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 def everything(connection: socket.socket) -> bytes:
