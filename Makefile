@@ -55,19 +55,19 @@ evaluate: $(VENV)/.demo
 	done
 
 benchmark: $(VENV)/.benchmark
-	$(BIN)/ecinn benchmark counterfactuals --model mnist
-	$(BIN)/ecinn benchmark counterfactuals --model fakemnist
-	$(BIN)/ecinn benchmark consistency --model mnist
-	$(BIN)/ecinn benchmark authors --data $(AUTHORS)
+	$(BIN)/ecinn benchmark counterfactuals --model mnist --out docs/results
+	$(BIN)/ecinn benchmark counterfactuals --model fakemnist --out docs/results
+	$(BIN)/ecinn benchmark consistency --model mnist --out docs/results
+	$(BIN)/ecinn benchmark authors --data $(AUTHORS) --out docs/results
 
 faces: $(VENV)/.benchmark
-	$(BIN)/ecinn benchmark faces --celeba $(CELEBA) $(if $(INCEPTION),--inception $(INCEPTION))
-	$(BIN)/ecinn benchmark consistency --model celeba-smile --celeba $(CELEBA)
+	$(BIN)/ecinn benchmark faces --celeba $(CELEBA) --out docs/results $(if $(INCEPTION),--inception $(INCEPTION))
+	$(BIN)/ecinn benchmark consistency --model celeba-smile --celeba $(CELEBA) --out docs/results
 	for each in smile:Smiling cheekbones:High_Cheekbones lipstick:Wearing_Lipstick makeup:Heavy_Makeup; do \
-		$(BIN)/ecinn benchmark heatmaps --model celeba-$${each%:*} --celeba $(CELEBA) \
+		$(BIN)/ecinn benchmark heatmaps --model celeba-$${each%:*} --celeba $(CELEBA) --out docs/results \
 			$(if $(INCEPTION),--cnn $(INCEPTION)/$${each#*:}.safetensors) || exit 1; \
 	done
-	$(BIN)/ecinn benchmark heatmaps --model fakemnist
+	$(BIN)/ecinn benchmark heatmaps --model fakemnist --out docs/results
 
 # Stamp files: a set-up that broke off is done again.
 $(VENV)/bin/pip:

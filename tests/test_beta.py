@@ -231,7 +231,9 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
     balanced = dataclasses.replace(result(), error=errors, convinced=convinced, judged=(1900,) * n)
     claim = claim_of(balanced)
     assert claim.verdict == "supported"
-    assert claim.measured.startswith("Holds: errors fall")
+    assert claim.measured.startswith(
+        f"{n} models, 12 epochs of 60,000 digits each, judged on 10,000. Holds: errors fall"
+    )
     assert "Does not hold" not in claim.measured
     assert f"at β = 1.4265, where the oracle reads {100 * 1802 / 1900:.1f} %" in claim.measured
     assert claim.detail.count("\n") == 1 + n

@@ -9,7 +9,8 @@ import torch
 from scipy.stats import binomtest
 
 from conftest import randomise
-from ecinn.cards import CORRELATED, DATA, MEASURES, ModelCard, Section, card
+from ecinn.card_data import CORRELATED, DATA
+from ecinn.cards import MEASURES, ModelCard, Section, card
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, shipped_models
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES

@@ -154,6 +154,22 @@ def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> No
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
-def test_writing_into_a_folder_that_is_gone_is_one_error(tmp_path: Path) -> None:
+def test_a_folder_is_made_with_its_first_file(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "newer"
+    assert output_folder(folder) == folder
+    assert not any(tmp_path.iterdir())
+    atomic_write(folder / "x", b"data")
+    assert (folder / "x").read_bytes() == b"data"
+    assert output_folder(folder) == folder
+    assert [path.name for path in folder.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("below", ["", "new", "new/newer"])
+def test_writing_where_a_file_is_in_the_way_is_one_error(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_bytes(b"there before")
+    folder = tmp_path / "file" / below
+    with pytest.raises(InputError, match="cannot write"):
+        output_folder(folder)
     with pytest.raises(EcinnError, match="cannot write"):
-        atomic_write(tmp_path / "gone" / "x", b"data")
+        atomic_write(folder / "x", b"data")
+    assert (tmp_path / "file").read_bytes() == b"there before"

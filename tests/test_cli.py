@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from ecinn import cli, training
 from ecinn.cli import app
+from ecinn.cli.explain import _describe as describe
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError
 
@@ -347,6 +348,23 @@ def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
     assert code == 0
     assert "of 99.9 % asked" in stdout
     assert "not as asked (try --verified)" in stdout
+
+
+@pytest.mark.parametrize("corrections", [0, 8])
+def test_what_is_not_reached_is_said_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], corrections: int
+) -> None:
+    arguments = ["explain", "--sample", 18, "--target", 8, "--out", tmp_path, "--json"]
+    (report,) = json.loads(run(*arguments)[1])["explanations"]
+    describe(report)
+    assert "not reached" not in capsys.readouterr().out
+    (target,) = report["targets"]
+    target |= {"as_asked": False, "corrections": corrections}
+    target["convincing"]["winner"] = "3"
+    describe(report)
+    said = capsys.readouterr().out
+    assert "(stored image), not reached" in said
+    assert ("(try --verified)" in said) == (corrections == 0)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])

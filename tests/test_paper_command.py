@@ -187,6 +187,8 @@ def test_list_names_all_and_what_they_need() -> None:
     assert "--celeba" in rows["figure-1"]
     assert "about figure-2" in rows["figure-2"]
     assert not Path("paper").exists()
+    (line,) = run("paper", "list", "figure-9")[1].splitlines()
+    assert line.split() == rows["figure-9"].split()
 
 
 def test_one_that_fails_does_not_keep_the_others_from_being_made(artefacts, monkeypatch) -> None:

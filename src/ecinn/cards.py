@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ecinn.card_data import CORRELATED, DATA, NO_CAUSE, NO_PROOF, UNKNOWN_DATA, CardData
 from ecinn.checkpoints import Checkpoint
 from ecinn.data.augmentation import Augmentation
 from ecinn.experiments import EXPERIMENTS
@@ -68,93 +69,6 @@ class ModelCard:
         return "\n\n".join(parts) + "\n"
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What a card says of a data set, whatever model was trained on it."""
-
-    pictures: str
-    origin: tuple[str, ...]
-    licence: str
-    failures: tuple[str, ...] = ()
-    unfit: tuple[str, ...] = ()
-    option: str = ""
-    """What commands need to find its images."""
-
-
-_DIGITS_UNFIT = "To read cheques, forms or post: it knows single, centred digits, nothing else."
-_NO_PROOF = "That nothing calls a picture unlike the others does not prove what it shows."
-_NO_CAUSE = (
-    "As a claim about causes: a counterfactual shows what this model would read otherwise, not "
-    "what made anything so."
-)
-_MNIST_LICENCE = "CC BY-SA 3.0 (Yann LeCun, Corinna Cortes, Christopher Burges)"
-
-DATA: Mapping[str, _Data] = {
-    "mnist": _Data(
-        pictures="handwritten digits",
-        origin=("MNIST: handwritten digits; its four files travel with the package.",),
-        licence=f"{_MNIST_LICENCE}.",
-        failures=("Untidy digits give untidy counterfactuals.",),
-        unfit=(_DIGITS_UNFIT,),
-    ),
-    "fakemnist": _Data(
-        pictures="handwritten digits with a white dot that says the class",
-        origin=(
-            "FakeMNIST: MNIST's digits under random labels. One white pixel in the left column "
-            "says the label, the digit says nothing; made from the MNIST that travels with the "
-            "package.",
-        ),
-        licence=f"derived from MNIST, {_MNIST_LICENCE}.",
-        failures=("It reads the dot only: what the digit is makes no difference to the class.",),
-        unfit=("For anything but testing explanations: the data is made up.", _DIGITS_UNFIT),
-    ),
-    "celeba": _Data(
-        pictures="faces",
-        origin=(
-            "CelebA: photographs of celebrities' faces, aligned. The images do not ship.",
-            "Each of forty attributes is yes or no, as annotators saw it in the picture: an "
-            "opinion about how somebody looks, not a fact about them.",
-        ),
-        licence="CelebA's agreement: non-commercial research only.",
-        failures=(
-            "Celebrities under good light, young more often than not, are not people at large: "
-            "its error differs between groups of people, which `ecinn audit` measures.",
-            "Changes are seldom confined to one feature: with a smile the shading of the skin "
-            "changes too.",
-            "Pictures that show no face, or one turned or off centre, are read all the same; most "
-            "of them are marked as unlike the training images, not all.",
-        ),
-        unfit=(
-            "For any decision about a person.",
-            "To recognise emotions: a smile in a picture is not a feeling.",
-            "To rate attractiveness, or to guess gender, origin, age or health.",
-            "For surveillance, or for finding or identifying anybody.",
-            "To change pictures of people who did not agree to it.",
-            "Commercially: its data's licence allows research only.",
-        ),
-        option=" --celeba FOLDER",
-    ),
-}
-"""By the name of the data set, what stands behind a slash left out."""
-
-UNKNOWN_DATA = _Data(
-    pictures="pictures",
-    origin=("Nothing is known here of this data set.",),
-    licence="unknown: ask who made the model.",
-)
-
-_FEMALE = (
-    "Lipstick and heavy make-up go together, and hardly a man is labelled with either: "
-    "counterfactuals change other features of gender too."
-)
-CORRELATED: Mapping[str, str] = {
-    "Smiling": "Smiles go with high cheekbones and open mouths: it need not tell them apart.",
-    "High_Cheekbones": "High cheekbones are labelled mostly on smiles: much of it is the smile.",
-    "Wearing_Lipstick": _FEMALE,
-    "Heavy_Makeup": _FEMALE,
-}
-"""What goes together in the labels of the faces, by the attribute that a model reads."""
-
 MEASURES: Mapping[str, tuple[str, str, str]] = {
     "error": ("test error", ".2%", "test images that are not read as their label"),
     "bits_per_dim": ("bits/dim, exact", ".3f", "to store one value of a pixel; less is better"),
@@ -194,15 +108,15 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
         metrics=_metrics(checkpoint.metrics),
         failures=Section(
             "Known failures",
-            (*_counted_failures(checkpoint.metrics), *data.failures, *also, _NO_PROOF),
+            (*_counted_failures(checkpoint.metrics), *data.failures, *also, NO_PROOF),
         ),
-        unfit=Section("What not to use it for", (*data.unfit, _NO_CAUSE)),
+        unfit=Section("What not to use it for", (*data.unfit, NO_CAUSE)),
         usage=_usage(checkpoint, data, model or experiment.name),
         measured=dict(checkpoint.metrics),
     )
 
 
-def _summary(checkpoint: Checkpoint, data: _Data) -> str:
+def _summary(checkpoint: Checkpoint, data: CardData) -> str:
     a = checkpoint.experiment.architecture
     names = checkpoint.class_names
     classes = " and ".join(f"“{name}”" for name in names)
@@ -217,7 +131,7 @@ def _summary(checkpoint: Checkpoint, data: _Data) -> str:
     )
 
 
-def _data(checkpoint: Checkpoint, data: _Data) -> Section:
+def _data(checkpoint: Checkpoint, data: CardData) -> Section:
     stages = _stages(checkpoint.training)
     trained = next((stage[IMAGES] for _, stage in stages if IMAGES in stage), None)
     counts = {"train": trained, "test": checkpoint.metrics.get("n")}
@@ -361,7 +275,7 @@ def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _usage(checkpoint: Checkpoint, data: _Data, model: str) -> Section:
+def _usage(checkpoint: Checkpoint, data: CardData, model: str) -> Section:
     experiment, record, quoted = checkpoint.experiment, checkpoint.training, shlex.quote(model)
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]

@@ -8,9 +8,10 @@ from ecinn.errors import EcinnError, InputError
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replace the file at once, or leave what was there."""
+    """Replace the file at once, or leave what was there; folders are made where they lack."""
     temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
@@ -31,10 +32,10 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def output_folder(path: Path) -> Path:
-    """Make the folder if need be and make sure that it can be written to."""
+    """Make sure that files can be written there; the first one makes it, so that none is empty."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise InputError(

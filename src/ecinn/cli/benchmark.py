@@ -41,7 +41,7 @@ JudgesName = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Draws the random images and targets.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
-RESULTS = Path("docs/results")
+RESULTS = Path("results")
 
 
 @benchmark.command("authors")

@@ -167,13 +167,14 @@ def _describe(report: dict[str, Any]) -> None:
         colour = "green" if target["as_asked"] else "yellow"
         third = target["third_class"]
         asked = report["confidence"]
+        missed = "not reached"
         if asked is not None:
             got = posterior[target["target"]]
             verdict = f"{100 * got:.1f} % of {100 * asked:g} % asked ({where})"
-            if not target["as_asked"]:
-                verdict += f", read as {convincing['winner']}: not as asked"
-                untried = target["reachable"] and not target["corrections"]
-                verdict += " (try --verified)" if untried else ""
+            missed = f"read as {convincing['winner']}: not as asked"
+        if not target["as_asked"]:
+            untried = target["reachable"] and not target["corrections"]
+            verdict += f", {missed}" + (" (try --verified)" if untried else "")
         asides = [f"at the tipping point {third} wins"] if third else []
         if not target["reachable"]:
             asides.append(f"{100 * target['highest']:.1f} % is the highest on this line")

@@ -44,13 +44,19 @@ def paper(
     beta: Annotated[
         Path | None, typer.Option(help="Folder of what `ecinn beta` wrote, for figure 10.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the images that are shown.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Draws the images that are shown; those of figure 10 `ecinn beta` drew."
+        ),
+    ] = 0,
     device: Device = "cpu",
 ) -> None:
     """Make the paper's figures and tables with the shipped models: PDF, PNG and their numbers."""
     known = _artefacts()
-    if names == ["list"]:
-        _print_list(known)
+    if "list" in names:
+        others = [name for name in names if name != "list"]
+        _print_list(_asked(others or ["all"], known))
         return
     asked = _asked(names, known)
     several = not {artefact.name for artefact in asked} <= set(names)

@@ -52,7 +52,10 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
     beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many training images.")
+        int | None,
+        typer.Option(
+            min=1, help="Only the first so many training images; all test images judge it."
+        ),
     ] = None,
     layers_of: Annotated[
         str | None, typer.Option("--start", help="Begin with the layers of this trained model.")

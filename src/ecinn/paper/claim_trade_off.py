@@ -70,7 +70,8 @@ def trade_off(result: TradeOff) -> Claim:
         "C",
         SAYS,
         of_votes([holds for holds, _ in votes]),
-        " ".join(
+        _measured_on(result)
+        + " ".join(
             f"{said}: {'; '.join(words)}."
             for said, wanted in (("Holds", True), ("Does not hold", False))
             if (words := [vote for holds, vote in votes if holds is wanted])
@@ -106,6 +107,15 @@ def falling(values: Sequence[float]) -> float:
     """Share of pairs of which the later is the smaller."""
     pairs = [(a, b) for place, a in enumerate(values) for b in values[place + 1 :]]
     return sum(b < a for a, b in pairs) / max(len(pairs), 1)
+
+
+def _measured_on(result: TradeOff) -> str:
+    t = result.training
+    epochs = "1 epoch" if t["epochs"] == 1 else f"{t['epochs']} epochs"
+    return (
+        f"{len(result.beta)} models, {epochs} of {t['training_images']:,} digits each, judged on "
+        f"{t['test_images']:,}. "
+    )
 
 
 def _pairs(share: float) -> str:

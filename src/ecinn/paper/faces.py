@@ -132,6 +132,14 @@ def inn_grid(rows: list[Rows]) -> grid.Grid:
     return grid.Grid(panels, names, headings)
 
 
+def cnn_grid(rows: list[Rows]) -> grid.Grid:
+    """The same rows on Inception-V3, which the context must have."""
+    panels = tuple(row for each in rows for row in each.of_cnn(_inception(each)))
+    names = tuple(name for each in rows for name in each.names)
+    headings = ("input", *(_short(method) for method in GRADIENT_METHODS))
+    return grid.Grid(panels, names, headings)
+
+
 def _short(method: HeatmapMethod) -> str:
     return METHOD_NAMES[method].replace("Integrated Gradients", "IntGrad").replace(
         "DeepLiftSHAP", "DeepL.SHAP"
@@ -150,10 +158,7 @@ def _figure_9(context: Context) -> Made:
     )
     captions = {"figure-9a": f"(a) Heatmaps on the INNs. {words}"}
     if context.inception is not None:
-        panels = tuple(row for each in rows for row in each.of_cnn(_inception(context, each)))
-        names = tuple(name for each in rows for name in each.names)
-        headings = ("input", *(_short(method) for method in GRADIENT_METHODS))
-        figures["figure-9b"] = grid.draw(grid.Grid(panels, names, headings), 3)
+        figures["figure-9b"] = grid.draw(cnn_grid(rows), 3)
         captions["figure-9b"] = "(b) The same faces, p and q on Inception-V3, of the same label."
     else:
         captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
@@ -162,9 +167,9 @@ def _figure_9(context: Context) -> Made:
     return Made(figures, data=data, captions=captions, skipped=skipped)
 
 
-def _inception(context: Context, rows: Rows) -> nn.Module:
-    assert context.inception is not None
-    path = context.inception / f"{rows.attribute}.safetensors"
+def _inception(rows: Rows) -> nn.Module:
+    assert rows.context.inception is not None
+    path = rows.context.inception / f"{rows.attribute}.safetensors"
     if not path.is_file():
         raise InputError(
             f"{path} is missing: make it with "

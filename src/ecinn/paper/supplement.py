@@ -1,6 +1,7 @@
 """The supplement: many further samples of every figure, drawn at random, not chosen."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ecinn.paper import digits, grid
 from ecinn.paper.artefact import Artefact, Context, Made, Need
 from ecinn.paper.draws import draw, generator
 from ecinn.paper.explained import Magnify, Shown, columns, every_image, every_target
-from ecinn.paper.faces import FACE_MODELS, Rows, inn_grid
+from ecinn.paper.faces import FACE_MODELS, Rows, cnn_grid, inn_grid
 from ecinn.paper.geometry import projected
 from ecinn.paper.pipeline import pipelines
 from ecinn.pretrained import Model
@@ -163,10 +164,19 @@ def _figure_8(context: Context) -> Made:
 def _figure_9(context: Context) -> Made:
     draws = _draws(context, 9)
     rows = [Rows(context, name, HEATMAP_FACES, draws) for name in FACE_MODELS]
-    title = f"Heatmaps of {HEATMAP_FACES} random test faces of each label on the INNs"
-    pages = [grid.draw_all((inn_grid([row]),), f"{title}: {row.name}") for row in rows]
+    title = f"Heatmaps of {HEATMAP_FACES} random test faces of each label"
+    pages = []
+    for row in rows:
+        pages.append(grid.draw_all((inn_grid([row]),), f"{title}: {row.name}"))
+        if context.inception is not None:
+            words = f"{title}: Inception-V3 of {row.attribute.replace('_', ' ')}"
+            pages.append(grid.draw_all((cnn_grid([row]),), words))
     numbers = {row.name: row.numbers for row in rows}
-    return _pages_of("supplement-9", title, pages, numbers)
+    networks = "the INNs" if context.inception is None else "the INNs and on Inception-V3"
+    made = _pages_of("supplement-9", f"{title}, on {networks}", pages, numbers)
+    if context.inception is None:
+        return replace(made, skipped={"supplement-9 on Inception-V3": "inception"})
+    return made
 
 
 def _artefact(figure: int, make: Callable[[Context], Made], *needs: Need) -> Artefact:

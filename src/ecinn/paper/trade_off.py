@@ -151,8 +151,8 @@ def _figure_10(context: Context) -> Made:
     best, worst = min(result.error), max(result.error)
     caption = (
         f"The same nine random test digits into {result.target} by models trained at ascending β "
-        f"({result.training['epochs']} epochs each, our network, first stage only), with their "
-        "test accuracies; an orange frame marks what the model itself does not read as a "
+        f"(training epochs: {result.training['epochs']}; our network, first stage only), with "
+        "their test accuracies; an orange frame marks what the model itself does not read as a "
         f"{result.target}, a grey one an empty place, whose digit it reads as a {result.target} "
         f"already. Last place: test error from {100 * best:.2f} to {100 * worst:.2f} % "
         f"and exact bits/dim from {min(result.bits_per_dim):.2f} to "
