@@ -1,6 +1,7 @@
 """Figures 8 and 9 on small random networks in the place of the models of faces."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ecinn import pictures
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.heatmaps import METHODS, ExplainedINN, heatmaps
-from ecinn.paper import faces
+from ecinn.paper import faces, supplement
 from ecinn.paper.artefact import Context
 from test_benchmark_heatmaps import small_model
 
@@ -28,6 +29,17 @@ def context(generator: torch.Generator) -> Context:
     made.__dict__["model"] = lambda name: model
     made.__dict__["data"] = lambda dataset, split: data
     return made
+
+
+def with_inception(context: Context, folder: Path) -> Context:
+    given = replace(context, inception=folder)
+    given.__dict__.update({k: context.__dict__[k] for k in ("model", "data")})
+    return given
+
+
+def other_network(*_: object) -> nn.Module:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    return network.eval().requires_grad_(False)  # noqa: FBT003
 
 
 def shown(figure) -> list[np.ndarray]:
@@ -67,11 +79,8 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
 
 
 def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatch) -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval().requires_grad_(False)  # noqa: FBT003
-    monkeypatch.setattr(faces, "_inception", lambda *_: network)
-    given = replace(context, inception=tmp_path)
-    given.__dict__.update({k: context.__dict__[k] for k in ("model", "data")})
-    made = faces.FIGURE_9.make(given)
+    monkeypatch.setattr(faces, "_inception", other_network)
+    made = faces.FIGURE_9.make(with_inception(context, tmp_path))
     inn, cnn = (shown(made.figures[f"figure-9{part}"]) for part in "ab")
     assert len(cnn) == 4 * 5
     for row in range(4):
@@ -80,7 +89,28 @@ def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatc
 
 
 def test_a_missing_network_is_told_with_its_command(context, tmp_path) -> None:
-    given = replace(context, inception=tmp_path)
-    given.__dict__.update({k: context.__dict__[k] for k in ("model", "data")})
     with pytest.raises(InputError, match="ecinn inception celeba/Smiling --out"):
-        faces.FIGURE_9.make(given)
+        faces.FIGURE_9.make(with_inception(context, tmp_path))
+
+
+def test_the_supplement_shows_the_same_faces_on_both_networks(
+    context, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(supplement, "HEATMAP_FACES", 2)
+    (nine,) = [one for one in supplement.SUPPLEMENT if one.name == "supplement-9"]
+    alone = nine.make(context)
+    assert len(alone.books["supplement-9"]) == 4
+    assert list(alone.skipped.values()) == ["inception"]
+    monkeypatch.setattr(faces, "_inception", other_network)
+    both = nine.make(with_inception(context, tmp_path))
+    assert not both.skipped
+    assert both.data == alone.data
+    pages = both.books["supplement-9"]
+    assert len(pages) == 8
+    for inn, cnn in zip(pages[::2], pages[1::2], strict=True):
+        # Input, counterfactual and five methods; input and four.
+        ours, others = shown(inn), shown(cnn)
+        assert (len(ours), len(others)) == (2 * 7, 2 * 5)
+        for row in range(2):
+            assert np.array_equal(ours[7 * row], others[5 * row])
+            assert not np.array_equal(ours[7 * row + 3], others[5 * row + 1])
