@@ -293,6 +293,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
     assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1
+    assert record["metrics"]["n"] == 128
     assert "there must be a second" in fails(
         "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
     )

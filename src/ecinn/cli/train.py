@@ -52,10 +52,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
     beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Only the first so many training images; all test images judge it."
-        ),
+        int | None, typer.Option(min=1, help="Only the first so many training and test images.")
     ] = None,
     layers_of: Annotated[
         str | None, typer.Option("--start", help="Begin with the layers of this trained model.")
@@ -126,7 +123,7 @@ def train(
             if saved
             else "interrupted before anything was saved; start again"
         ) from None
-    test = load_images(settings.dataset, "test", celeba)
+    test = load_images(settings.dataset, "test", celeba).first(limit)
     checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
     record = {
         "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of, teacher)}",
