@@ -166,16 +166,6 @@ def untested() -> list[Claim]:
             figure="figure-8",
         ),
         Claim(
-            "cancel",
-            "3.2",
-            "Averaged over many images of a class, what does not depend on the class cancels out "
-            "of μ̄.",
-            "untested",
-            "Not by itself; what follows from it, that moving along Δ keeps such features, is "
-            "measured below.",
-            figure="figure-2",
-        ),
-        Claim(
             "causal",
             "3.1",
             "Counterfactuals of this kind are not causal.",

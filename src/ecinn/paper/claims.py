@@ -13,6 +13,7 @@ from ecinn.paper import claim_planted as planted
 from ecinn.paper import claim_wording as wording
 from ecinn.paper.artefact import Artefact, Context, Made
 from ecinn.paper.claim import Claim, page
+from ecinn.paper.claim_averages import averages_cancel
 from ecinn.paper.claim_faces import COMMAND, face_claims
 from ecinn.paper.claim_measures import explained_sample
 from ecinn.paper.claim_strokes import features_kept
@@ -39,6 +40,8 @@ class Sizes:
     twins: int = 6
     """Networks of every activation, and the images that each is trained on."""
     twin_images: int = 16_384
+    averaged: int = 400
+    """Training images of every class, for means of latents and of features."""
     faces: int = 100
     face_maps: int = 8
 
@@ -73,6 +76,7 @@ def _digit_claims(context: Context, sizes: Sizes, judges: Judges) -> list[Claim]
         digits.searches(sample, judges, min(sizes.searched, sizes.digits)),
         digits.exact_inverse(sample),
         digits.nearest_mean(sample, min(200, sizes.digits)),
+        averages_cancel(context, judges, sizes.digits, sizes.averaged),
         digits.minimal(sample, min(200, sizes.digits)),
         digits.tipping_points(sample),
         wording.third_class(sample),
