@@ -68,6 +68,8 @@ faces: $(VENV)/.benchmark
 			$(if $(INCEPTION),--cnn $(INCEPTION)/$${each#*:}.safetensors) || exit 1; \
 	done
 	$(BIN)/ecinn benchmark heatmaps --model fakemnist --out docs/results
+	$(BIN)/ecinn benchmark rounding --celeba $(CELEBA) --draws 3 --out docs/results \
+		--model celeba-smile --model celeba-cheekbones --model celeba-lipstick --model celeba-makeup
 
 # Stamp files: a set-up that broke off is done again.
 $(VENV)/bin/pip:

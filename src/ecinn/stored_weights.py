@@ -7,7 +7,7 @@ it is. What is rounded to 8 bits has one scale per output channel.
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Float16, Float32, Int8
 from torch import Tensor
 
 from ecinn.errors import InputError
@@ -46,6 +46,33 @@ def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def stored_precision(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
     """The weights as they will be when they have been saved and loaded."""
     return unpack(pack(weights, bits))
+
+
+def rounded_again(packed: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """w + u · step, u ~ U(−½, ½): unpacked, with one more error of the size that rounding makes.
+
+    A step is the distance to the next number that the file could hold instead.
+    """
+    weights = unpack(packed)
+    for name, value in packed.items():
+        if name + _SCALE in packed:
+            # A row of zeros was exact; its scale says nothing.
+            used = value.flatten(1).ne(0).any(1)
+            row_step = torch.where(used, packed[name + _SCALE].float(), 0.0)
+            step = row_step.reshape(-1, *[1] * (value.ndim - 1))
+        elif value.dtype == torch.float16:
+            step = _last_place(value)
+        else:
+            continue
+        u = torch.rand(value.shape, generator=generator, device=generator.device) - 0.5
+        weights[name] = weights[name] + u.to(value.device) * step
+    return weights
+
+
+def _last_place(value: Float16[Tensor, "*shape"]) -> Float32[Tensor, "*shape"]:
+    """What the last binary digit of a half-precision number is worth, of zero the least one's."""
+    size = value.abs()
+    return (size.view(torch.int16) + 1).view(torch.float16).float() - size.float()
 
 
 def _round_rows(
