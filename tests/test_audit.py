@@ -27,7 +27,7 @@ from ecinn.metrics.intervals import Interval
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture
 from ecinn.pretrained import Model
-from ecinn.typicality import Typicality
+from ecinn.typicality import Typicality, band_energies, fit_texture
 
 
 def small_model(architecture: Architecture, dataset: str, names: tuple[str, ...]) -> Model:
@@ -143,7 +143,7 @@ def test_rates_of_subgroups_are_counted_one_by_one(done: Audit, data: Dataset, f
     assert len(done.subgroups) == 2 * len(SUBGROUPS)
     for number, group in enumerate(done.subgroups):
         attribute, value = ATTRIBUTES.index(SUBGROUPS[number // 2]), number % 2
-        n = wrong = yes = no = false_yes = false_no = typical = 0
+        n = wrong = yes = no = false_yes = false_no = typical = still_typical = 0
         changes = []
         for row, index in enumerate(done.index.tolist()):
             if int(data.attributes[index, attribute]) != value:
@@ -156,14 +156,48 @@ def test_rates_of_subgroups_are_counted_one_by_one(done: Audit, data: Dataset, f
             false_no += label == 1 and p == 0
             typical += bool(faces.explain(data.images[index], 1 - p, verify=False).typical)
             changes.append(float(done.flips.change[row].abs().mean()))
+            stored = faces.explain(done.flips.counterfactuals[row], "all", verify=False)
+            still_typical += bool(stored.typical)
         assert (group.n, group.error.count, group.error.n) == (n, wrong, n)
         assert (group.false_positive.count, group.false_positive.n) == (false_yes, no)
         assert (group.false_negative.count, group.false_negative.n) == (false_no, yes)
         assert group.typical.count == typical
         assert 0 < typical < n
+        assert group.typical_counterfactual.count == still_typical
         assert group.change.mean == pytest.approx(np.mean(changes), rel=1e-5)
+        # Of an even number the lower of the two in the middle.
+        assert group.median_change == pytest.approx(sorted(changes)[(n - 1) // 2], rel=1e-5)
     assert [group.name for group in done.subgroups[:2]] == ["not male", "male"]
     assert sum(group.n for group in done.classes) == 50
+
+
+def test_texture_counts_in_what_is_typical(faces: Model, data: Dataset) -> None:
+    """As the explanation of an image says, where half of the images are too rough or smooth."""
+    frequency = torch.arange(64) % 3
+    z = faces.classifier.encode(faces.pixels(data.images))
+    residual = z - faces.mu_bar[faces.predict(data.images).argmax(1)]
+    texture = fit_texture(band_energies(residual, frequency), frequency)
+    middle = float(texture.distance(residual).median())
+    typicality = Typicality((-math.inf, math.inf), texture._replace(limit=middle))
+    model = Model(replace(faces.checkpoint, typicality=typicality))
+    result = audit(model, data, n=60, seed=1)
+    for reading, images in (
+        (result.flips.before, result.images),
+        (result.after, result.flips.counterfactuals),
+    ):
+        expected = [bool(model.explain(one, "all", verify=False).typical) for one in images]
+        assert reading.typical.tolist() == expected
+        assert 4 < sum(expected) < 56
+
+
+def test_the_seed_draws_and_the_split_is_told(faces: Model, data: Dataset) -> None:
+    one, again, other = (audit(faces, data, n=30, seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(one.index, again.index)
+    assert not torch.equal(one.index, other.index)
+    assert torch.equal(one.images, data.images[one.index])
+    assert torch.equal(one.labels, data.labels[one.index])
+    assert (other.seed, other.split) == (5, "test")
+    assert audit(faces, data, n=2, split="validation").split == "validation"
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 7), (3, 7), (7, 7), (40, 900)])
@@ -233,6 +267,18 @@ def test_a_model_whose_classes_are_swapped_looks_at_the_same_up_to_a_sign(faces,
     assert beside.agreement.count == 0
 
 
+def test_the_other_models_own_change_and_answers_are_told(faces: Model, data: Dataset) -> None:
+    architecture = replace(faces.classifier.architecture, seed=9)
+    other = small_model(architecture, "celeba/Young", ("old", "young"))
+    result = audit(faces, data, n=30, others={"other": other})
+    (beside,) = result.comparisons
+    theirs = other.explain(result.images, verify=False)
+    expected = theirs.heatmap[:, 0].abs().mean(0)
+    torch.testing.assert_close(beside.absolute, expected, atol=1e-4, rtol=1e-3)
+    same = faces.predict(result.images).argmax(1) == theirs.p
+    assert (beside.agreement.count, beside.agreement.n) == (int(same.sum()), 30)
+
+
 def test_mean_maps_are_compared_target_by_target(model: Model, data: Dataset) -> None:
     other = small_model(replace(model.classifier.architecture, seed=9), "mnist", ("a", "b", "c"))
     mine = audit(model, data, n=60, others={"other": other})
@@ -246,6 +292,9 @@ def test_mean_maps_are_compared_target_by_target(model: Model, data: Dataset) ->
             sums[q] = [a + b for a, b in zip(sums.get(q, [0, 0]), pair, strict=True)]
             counts[q] = counts.get(q, 0) + 1
     assert beside.n == sum(counts.values()) < 60
+    both = [m.predict(data.images[mine.index]).argmax(1) for m in (model, other)]
+    # Also of images that they turn into different classes.
+    assert (beside.agreement.n, beside.agreement.count) == (60, int((both[0] == both[1]).sum()))
     expected = sum(
         counts[q] * float(torch.cosine_similarity(a, b, dim=0)) for q, (a, b) in sums.items()
     )
@@ -329,6 +378,10 @@ def test_cautions_follow_the_figures(done: Audit) -> None:
         overall=overall, subgroups=(male,)
     )
     assert "misread" not in said(overall=overall, classes=(), subgroups=(overall,))
+    for wrong, n in ((0, 3), (1, 12)):
+        alright = replace(male, error=rate(torch.arange(n) < wrong), n=n)
+        none_wrong = replace(overall, error=rate(torch.arange(100) < wrong))
+        assert "misread" not in said(overall=none_wrong, classes=(), subgroups=(alright,))
     assert "not read as was asked" in said(overall=replace(overall, reached=few_wrong))
     assert "not read as was asked" not in said(overall=overall)
 

@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import randomise
+from ecinn import pictures
 from ecinn.benchmark.face_jury import Convinced, ask, jury_table
 from ecinn.benchmark.faces import face_sheet, faces_table, measure_faces
 from ecinn.cli import benchmark_faces as command
@@ -60,6 +62,11 @@ def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:
     assert len(set(result.random)) == 4
     assert result.random != measure_faces(model, data, n=4, seed=4)[0].random
     assert sheets.random.size == sheets.worst.size
+    for sheet, places, words in (
+        (sheets.random, result.random, "celeba-smile: drawn at random"),
+        (sheets.worst, result.worst, "celeba-smile: the least likely of all"),
+    ):
+        assert sheet == face_sheet(model.explain(data.images[list(places)]), words)
 
 
 def test_the_table_shows_what_was_measured(model: Model, data: Dataset) -> None:
@@ -71,6 +78,23 @@ def test_the_table_shows_what_was_measured(model: Model, data: Dataset) -> None:
     )
     (row,) = faces_table({"celeba-smile": result}).rows
     assert row[:5] == ("celeba-smile", "7.99 (6.5 – 9.8)", "7.42", "8.12", "6.62")
+    measured = dataclasses.replace(
+        result,
+        change=0.0234,
+        evaluation=dataclasses.replace(
+            result.evaluation,
+            bits_per_dim=3.4567,
+            bits_per_dim_paper=1.2345,
+            reached_q=0.91,
+            reached_q_verified=0.995,
+            round_trip_error=1.2e-5,
+        ),
+    )
+    table = faces_table({"celeba-smile": measured})
+    named = dict(zip(table.head, table.rows[0], strict=True))
+    assert (named["bits/dim"], named["in the paper's convention"]) == ("3.457", "1.234")
+    assert (named["reached q %"], named["verified"]) == ("91.00", "99.50")
+    assert (named["round trip"], named["mean change"]) == ("1.2e-05", "0.0234")
     alone = dataclasses.replace(result, inception_error=None, paper_error=None)
     (row,) = faces_table({"mine": alone}).rows
     assert row[2:5] == ("–", "–", "–")
@@ -81,6 +105,43 @@ def test_a_sheet_grows_with_its_faces(model: Model, data: Dataset) -> None:
     five = face_sheet(model.explain(data.images[:5]), "five")
     assert five.height == two.height
     assert five.width > two.width + 2 * 112
+
+
+def test_a_sheet_says_how_sure_the_model_is_of_what_it_shows(
+    model: Model, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And warns where the stored counterfactual is not read as q."""
+    drawn: list[pictures.Sheet] = []
+    draw = pictures.draw
+    monkeypatch.setattr(
+        pictures, "draw", lambda sheet, tile: drawn.append(sheet) or draw(sheet, tile)
+    )
+    e = model.explain(data.images[:6])
+    certificate = e.convincing_certificate
+    failing = certificate.stored_posterior.clone()
+    failing[::2] = failing[::2].flip(-1)
+    certificate = dataclasses.replace(certificate, stored_posterior=failing)
+    e = dataclasses.replace(e, convincing_certificate=certificate)
+    face_sheet(e, "six")
+    (sheet,), names = drawn, ("not smiling", "smiling")
+    assert sheet.title == "six"
+    for row, (x, tipping, convincing, heat) in enumerate(sheet.columns):
+        image = data.images[row]
+        posterior = model.predict(image[None])[0]
+        p = int(posterior.argmax())
+        assert x.caption == f"{names[p]}\n{pictures.percent(float(posterior[p]))}"
+        assert np.array_equal(x.array, pictures.image_array(image))
+        assert np.array_equal(tipping.array, pictures.image_array(e.stored_tipping_point[row, 0]))
+        stored = e.stored_convincing[row, 0]
+        assert np.array_equal(convincing.array, pictures.image_array(stored))
+        of_q = float(failing[row, 0, 1 - p])
+        assert convincing.caption == f"{names[1 - p]}\n{pictures.percent(of_q)}"
+        assert convincing.warning == (of_q < 0.5)
+        change = (e.convincing - e.x[:, None])[row, 0]
+        assert np.array_equal(
+            heat.array, pictures.heatmap_array(change, pictures.robust_limit(change))
+        )
+    assert {column[2].warning for column in sheet.columns} == {False, True}
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.ndimage
+import scipy.stats
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from conftest import randomise
@@ -18,7 +20,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.planted import Cue
 from ecinn.errors import InputError
 from ecinn.experiments import MNIST
-from ecinn.heatmaps import METHODS, ExplainedINN, ecinn_heatmaps
+from ecinn.heatmaps import METHODS, ExplainedINN, Heatmaps, ecinn_heatmaps
 from ecinn.heatmaps import heatmaps as make_heatmaps
 from ecinn.metrics.intervals import paired_difference_interval
 from ecinn.model.classifier import GenerativeClassifier
@@ -360,6 +362,96 @@ def test_sheet_shows_every_method_of_both_networks(measured, pairs) -> None:
     )
     assert wide > narrow + 4 * 100
     assert (any(shown.other_pair["INN"]), any(shown.other_pair["CNN"])) == (False, True)
+
+
+def test_tables_say_of_how_many_images_and_whose_figures(measured) -> None:
+    result = measured[0]
+    tables = {table.title: table for table in heatmap_tables.heatmap_tables(result)}
+    of_all = ("replacement", "localisation", "noise")
+    for block in result.blocks:
+        for section in {measure.section for measure in block.measures}:
+            n = N if section in of_all else FIRST
+            named = f"{block.network}: {heatmap_tables.TITLES[section]} (tiny, {n} random test"
+            assert any(title.startswith(named) for title in tables)
+    same = 100 * result.blocks[1].same_prediction
+    cnn = next(table for title, table in tables.items() if title.startswith("CNN: Where"))
+    assert f"what the INN reads in {same:.1f} % of the images" in " ".join(cnn.notes)
+    logits = tables[f"INN, the density as logit, and the linear one ({FIRST} images)"]
+    for row in logits.rows:
+        cells = dict(zip(logits.head, row, strict=True))
+        for logit, rows in (("density", result.density), ("linear", result.linear)):
+            (own,) = (each for each in rows if heatmap_tables.LABELS[each.method] == row[0])
+            assert cells[f"median size of δ, {logit}"] == f"{own.convergence.delta:.3g}"
+            assert cells[f"of output change, {logit}"] == f"{own.convergence.relative:.2%}"
+            for name in ("total variation", "spatial coherence"):
+                mean, low, high = own.figures[name]
+                assert cells[f"{name}, {logit}"] == f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def test_the_sheet_is_of_what_was_explained(subject, measured, pairs, monkeypatch) -> None:
+    (model, cnn), (result, shown) = subject, measured
+    stored = model.explain(pairs.images[:4], pairs.q[:4, None]).stored_convincing[:, 0]
+    assert (shown.counterfactuals.int() - stored.int()).abs().max() <= 1
+    read = cnn(to_pixels(pairs.images[:4])).argmax(1)
+    # Targets are as far from what is read for both: where that differs, so do p and q.
+    assert shown.other_pair["CNN"] == tuple((read != pairs.p[:4]).tolist())
+    drawn = {}
+
+    def draw(images, counterfactuals, columns, classes, title) -> Image.Image:
+        drawn.update(columns=columns, classes=classes, title=title)
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr(heatmap_tables, "heatmap_sheet", draw)
+    names = ("zero", "one", "two")
+    heatmap_tables.sheet(result, shown, names)
+    assert drawn["classes"] == [
+        (names[p], names[q]) for p, q in zip(pairs.p[:4], pairs.q[:4], strict=True)
+    ]
+    assert "4 random test images" in drawn["title"]
+    signs = {column.name: column.signs for column in drawn["columns"]}
+    # x̂ − x is positive where light is added; the others' F is the log-odds of q.
+    assert signs.pop("ECINNh") == ("darker", "lighter")
+    assert set(signs.values()) == {("for p", "for q")}
+    assert len(signs) == 2 * 4
+
+
+def test_cost_is_of_one_map(subject, monkeypatch) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(heatmaps, "_seconds", lambda device: float(next(ticks) ** 2))
+    rows = measure(subject[0], methods=("gradient_shap",))[0].blocks[0].rows[:-1]
+    # The clock is read twice for each of three rounds of maps, of which the first counts.
+    taken = [(6 * k + 1) ** 2 - (6 * k) ** 2 for k in range(2)]
+    for row, seconds in zip(rows, taken, strict=True):
+        assert row.cost.seconds == pytest.approx(seconds / N)
+        assert row.cost.times_ecinn == pytest.approx(seconds / taken[0])
+
+
+def test_noisy_images_are_images(subject, monkeypatch) -> None:
+    seen = []
+
+    def maps(explained, x, p, q, method, **options) -> Heatmaps:
+        seen.append(x)
+        return Heatmaps(method, x - 0.4, None, 2)
+
+    monkeypatch.setattr(heatmaps, "heatmaps", maps)
+    monkeypatch.setattr(heatmaps, "NOISE", 0.5)
+    measure(subject[0], methods=())
+    whole = torch.cat(seen)
+    assert (float(whole.min()), float(whole.max())) == (0.0, 1.0)  # pixels of images are inside
+
+
+def test_likeness_has_a_sign_but_for_random_weights(generator) -> None:
+    maps = torch.randn((5, 2, 6, 6), generator=generator)
+    other = -maps + 0.3 * torch.randn(maps.shape, generator=generator)
+    other = torch.where(maps.abs() > maps.abs().median(), 0.1 * other, 10 * other)
+    noisy = heatmap_measures.likeness("stability", maps, other)
+    random = heatmap_measures.likeness("random weights", maps, other)
+    for signed, absolute in zip(noisy.values(), random.values(), strict=True):
+        assert (signed < 0).all()
+        torch.testing.assert_close(absolute, -signed)
+    a, b = (each.abs().sum(1).flatten(1).numpy() for each in (maps, other))
+    ranks = [scipy.stats.spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]
+    assert list(noisy.values())[1].tolist() == pytest.approx(ranks)
 
 
 def test_wrong_input_is_refused_in_words(subject) -> None:

@@ -158,6 +158,8 @@ def test_a_jury_asks_the_same_of_every_model(judges: Judges, test_digits: Datase
     assert sorted(offsets.unique().tolist()) == list(range(1, 10))
     many = Jury.assemble(judges, load_mnist("test"))
     assert len(many.q) == beta_models.PAIRS >= 1000
+    assert not torch.equal(many.images, load_mnist("test").images[: len(many.q)])
+    assert not torch.equal(many.images, Jury.assemble(judges, load_mnist("test"), 1).images)
     assert torch.equal(many.q, Jury.assemble(judges, load_mnist("test")).q)
 
 
@@ -250,6 +252,22 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
         frechet=balanced.frechet[::-1],
     )
     assert claim_of(backwards).verdict == "refuted"
+
+
+def test_near_one_is_told_by_the_ratio() -> None:
+    """1.6 is nearer to one than a half is; its difference is not."""
+    two = dataclasses.replace(result(2), beta=(0.5, 1.6), reached_q=(0.971, 0.5))
+    claim = claim_of(two)
+    assert "at β = 1.6," in claim.measured
+    assert "at β = 0.5," not in claim.measured
+    assert "| 0.5 |" in claim.detail
+    assert "| 97.10 % |" in claim.detail
+
+
+@pytest.mark.parametrize(("epochs", "trained"), [(None, MNIST_BETA.epochs), (3, 3)])
+def test_settings_are_the_experiments_but_for_what_is_asked(epochs, trained) -> None:
+    settings = beta_models.settings(0.7, epochs)
+    assert settings == dataclasses.replace(MNIST_BETA, beta=0.7, epochs=trained)
 
 
 def test_the_claim_is_untested_without_models(tmp_path: Path, monkeypatch) -> None:
@@ -348,6 +366,11 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     assert [row["beta"] for row in numbers] == list(beta_models.BETAS)
     assert numbers[0]["error"] == 0.05
     assert (numbers[1]["judged"], numbers[1]["convinced"]) == (1901, 1750)
+    assert (
+        "test error from 0.62 to 5.00 % and exact bits/dim from 3.00 to 3.70"
+        in (made.captions["figure-10"])
+    )
+    assert "(training epochs: 12;" in made.captions["figure-10"]
     more = trade_off.SUPPLEMENT_10.make(context)
     (page,) = more.books["supplement-10"]
     assert made.data["figure-10"]["test_images_shown"] == list(range(9))
@@ -359,6 +382,15 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
     with pytest.raises(InputError, match="ecinn beta"):
         trade_off.FIGURE_10.make(Context())
+
+
+def test_what_is_reached_is_counted_on_its_own_page() -> None:
+    shown = result()
+    shown.reached[2, :4], shown.reached[2, 9:11] = False, False
+    shown.already[2, 0], shown.already[2, 17] = True, True
+    for part, counts in ((slice(9), (8, 5)), (slice(9, None), (8, 7))):
+        row = trade_off.numbers(shown, part)["models"][2]
+        assert (row["shown"], row["reached_of_shown"]) == counts
 
 
 def test_what_ships_is_of_all_models_and_of_the_test_digits() -> None:

@@ -14,7 +14,7 @@ from ecinn.cards import MEASURES, ModelCard, Section, card
 from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, shipped_models
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
-from ecinn.experiments import CELEBA, EXPERIMENTS, MNIST, Experiment
+from ecinn.experiments import CELEBA, EXPERIMENTS, MNIST, Experiment, Refinement
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.model.inn import Architecture
 from ecinn.typicality import Typicality
@@ -128,6 +128,18 @@ def test_settings_are_the_checkpoints(make) -> None:
     )
     assert (rows["seed"], rows["label smoothing"]) == ("5", "0.02")
     assert rows["other attributes"].endswith("weight 8")
+    other = dataclasses.replace(
+        experiment,
+        learning_rate=0.0021,
+        refinement=Refinement(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
+        means_label_smoothing=0.07,
+        augmentation=Augmentation(rotate=12.0, shear=0.15),
+    )
+    rows = dict(card(make(other), 1).settings.table)
+    assert (rows["epochs"], rows["learning rate"]) == ("10, then 3", "0.0021, then 0.0004")
+    assert rows["second stage"] == "proximity 1.1, faithfulness 2.2, realism 3.3"
+    assert rows["label smoothing"].startswith("0.02; 0.07 while class means")
+    assert rows["augmentation"] == "100 % of the images turned by up to 12°, sheared by up to 15 %"
     one_stage = dataclasses.replace(experiment, refinement=None, augmentation=Augmentation())
     rows = dict(card(make(one_stage), 1).settings.table)
     assert (rows["epochs"], rows["augmentation"]) == ("10", "none")

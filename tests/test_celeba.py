@@ -115,6 +115,31 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def test_a_named_folder_goes_before_the_environments(
+    tmp_path: Path, bits: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = write_aligned(tmp_path / "ours", bits)
+    others = write_aligned(tmp_path / "others", {k: 1 - v for k, v in bits.items()})
+    monkeypatch.setenv("ECINN_CELEBA", str(others))
+    found, named = load_attributes("test"), load_attributes("test", ours)
+    expected = [bits[number].tolist() for number in SPLIT["test"]]
+    assert named.tolist() == (1 - found).tolist() == expected
+
+
+def test_attributes_may_be_0_and_1_and_a_face_may_be_there_twice(
+    tmp_path: Path, bits: Tables
+) -> None:
+    """Of two files with one number the first by name is taken."""
+    folder = write_aligned(tmp_path / "celeba", bits)
+    table = folder / "list_attr_celeba.txt"
+    table.write_text(table.read_text().replace("-1", "0"))
+    (folder / "img_align_celeba" / "1.png").write_bytes(encoded(2, "png"))
+    faces = load_celeba("Smiling", "train", folder, size=(4, 4))
+    smiling = [int(bits[number][ATTRIBUTES.index("Smiling")]) for number in SPLIT["train"]]
+    assert faces.labels.tolist() == smiling
+    assert np.abs(faces.images[0, :, 0, 0].int().numpy() - colour(1)).max() <= 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split", SPLIT)
 def test_every_layout_gives_each_split_its_faces_and_labels(

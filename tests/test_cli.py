@@ -342,6 +342,50 @@ def test_several_targets_and_flags_that_contradict(three: Path, tmp_path: Path) 
     assert "leave one out" in fails("explain", three, "--verified", "--no-verify")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("explain", "--film", "mp4"), "'gif', 'webp'"),
+        (("explain", "--nothing"), "--nothing"),
+        (("nobody",), "nobody"),
+        (("audit", "mnist", "--n", "few"), "--n"),
+        (("train",), "EXPERIMENT"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line_with_the_way_to_help(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    line = fails(*arguments)
+    assert says.lower() in line.lower()
+    assert "--help`)" in line
+
+
+def test_without_a_command_there_is_help() -> None:
+    for arguments in ((), ("benchmark",)):
+        code, stdout, stderr = run(*arguments)
+        assert code == 2
+        assert "Usage" in stdout + stderr
+        assert "error:" not in stderr
+    assert run("--help")[0] == 0
+
+
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.explain, "load", interrupt)
+    assert fails("explain", "--sample", 1, code=130) == "error: interrupted"
+
+
+def test_sentences_are_not_broken_where_nobody_reads_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app.out, "_width", 40)
+    words = "a sentence that is longer than forty letters, as most are"
+    app.out.print(words)
+    assert capsys.readouterr().out == words + "\n"
+
+
 def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
     """Sample 18, an untidy three, has no 8-bit image on its way to 1 that is that sure."""
     arguments = ["explain", "--sample", 18, "--target", 1, "--confidence", 0.999]

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from ecinn import pictures
 from ecinn.errors import InputError
 from ecinn.explain import class_means, counterfactual, explain, resolve_targets
 from ecinn.pixels import to_pixels, to_uint8
@@ -209,3 +211,32 @@ def test_wrong_targets_are_refused_in_words(target: object, says: str) -> None:
     with pytest.raises(InputError, match=says):
         # Past the type checker on purpose: users do not run one.
         resolve_targets.__wrapped__(target, torch.tensor([0, 1]), 3, ["zero", "one", "two"])
+
+
+def test_the_sheet_says_what_was_asked_for(rotation, x, monkeypatch) -> None:
+    """The end's name, whose share is shown, what is a warning, and the scale of the colours."""
+    drawn: list[pictures.Sheet] = []
+    monkeypatch.setattr(
+        pictures, "draw", lambda sheet, tile: drawn.append(sheet) or Image.new("RGB", (9, 9))
+    )
+    names = ("a", "b", "c", "d")
+    for confidence in (None, 0.25):
+        e = explain(
+            rotation, rotation.mu_bar, x[:1], [2, 3], confidence=confidence, class_names=names
+        )
+        e.picture()
+        sheet = drawn.pop()
+        assert sheet.title == "Why is this “a”, and not …?"
+        assert sheet.rows[2][0] == ("convincing" if confidence is None else "as asked")
+        assert ("25 %" in sheet.rows[2][1]) == (confidence is not None)
+        for column, q in enumerate((2, 3)):
+            cell = sheet.columns[column][2]
+            shown = int(e.convincing_certificate.winner[0, column]) if confidence is None else q
+            share = float(e.convincing_certificate.verdict[0, column, shown])
+            assert cell.caption == f"{names[shown]}  {pictures.percent(share)}"
+            asked = shown == q if confidence is None else bool(e.as_asked[0, column])
+            assert cell.warning != asked
+        limit = max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[0])
+        assert f"full colour: ±{100 * limit:.2g} %" in sheet.rows[3][1]
+    explain(rotation, rotation.mu_bar, x[:1], 3, class_names=names).picture()
+    assert drawn.pop().title == "Why is this “a”, and not “d”?"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import ImageDraw
 from torch import Tensor
 
 from ecinn.errors import InputError
@@ -13,7 +14,7 @@ from ecinn.heatmap_pictures import (
     overlay_array,
     robust_limit,
 )
-from ecinn.pictures import ADDED, REMOVED, heatmap_array
+from ecinn.pictures import ADDED, REMOVED, heatmap_array, image_array
 
 SIGNS = ("darker", "lighter")
 
@@ -136,3 +137,77 @@ def test_what_does_not_fit_is_refused_in_words(images, maps) -> None:
         heatmap_sheet(images, images, [column(maps)], [("3", "8")])
     with pytest.raises(InputError, match="percentile"):
         robust_limit(maps[0], 0.0)
+
+
+def place_of(tile: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
+    """Where a picture, but for its frame, stands in a sheet: its row and column of pixels."""
+    inner = tile[1:-1, 1:-1]
+    height, width = inner.shape[:2]
+    (rows, columns) = (whole[: -height + 1, : -width + 1] == inner[0, 0]).all(2).nonzero()
+    found = [
+        (int(row), int(column))
+        for row, column in zip(rows, columns, strict=True)
+        if np.array_equal(whole[row : row + height, column : column + width], inner)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("overlay", [False, True])
+def test_every_picture_is_in_its_place_and_scaled_by_the_percentile(
+    images, maps, generator, overlay
+) -> None:
+    others = torch.randint(256, images.shape, generator=generator, dtype=torch.uint8)
+    columns = [column(maps), column(maps.flip(3).square())]
+    classes = [("3", "8"), ("5", "1")]
+    made = heatmap_sheet(
+        images, others, columns, classes, percentile=60.0, overlay=overlay, tile=36
+    )
+    whole, places = np.asarray(made), []
+    for row in range(2):
+        pictures = [image_array(images[row]), image_array(others[row])]
+        for each in columns:
+            one = each.maps[row]
+            limit = float(np.percentile(one.abs().numpy(), 60))
+            how = overlay_array(images[row], one, limit) if overlay else heatmap_array(one, limit)
+            pictures.append(how)
+        enlarged = [each.repeat(3, 0).repeat(3, 1) for each in pictures]
+        places.append([place_of(each, whole) for each in enlarged])
+    for row in places:
+        assert len({top for top, _ in row}) == 1
+        assert [left for _, left in row] == sorted(left for _, left in places[0])
+    assert places[0][0][0] + 36 < places[1][0][0]
+
+
+def test_an_overlay_has_full_colour_from_the_limit_on(images, maps) -> None:
+    image, heatmap = images[0], maps[0]
+    largest = float(heatmap.abs().max())
+    faint = overlay_array(image, heatmap, 50 * largest).astype(int)
+    # Nearly bare: grey everywhere.
+    assert np.ptp(faint, axis=2).max() < 10
+    full = overlay_array(image, heatmap, float(heatmap.abs().min())).astype(int)
+    expected = np.where((heatmap[0] > 0).numpy()[..., None], ADDED, REMOVED)
+    np.testing.assert_allclose(full, expected, atol=1)
+    assert np.array_equal(faint, overlay_array(image, 3 * heatmap, 150 * largest))
+
+
+def test_words_stand_by_what_they_are_said_of(images, maps, monkeypatch) -> None:
+    written: dict[str, tuple[float, float]] = {}
+    bare = ImageDraw.ImageDraw.text
+
+    def text(self, xy, words, *look, **more) -> None:
+        written[words] = xy
+        bare(self, xy, words, *look, **more)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    remarks = column(maps, remarks=("3 % off", "300 % off"))
+    classes = [("three", "eight"), ("five", "one")]
+    heatmap_sheet(images, images, [remarks], classes, percentile=75.0, tile=60)
+    (three, eight), (five, one) = ((written[p], written[q]) for p, q in classes)
+    first, second = (written[words] for words in remarks.remarks)
+    assert three[0] == five[0] < eight[0] == one[0] < first[0] == second[0]
+    assert three[1] == eight[1] == first[1] < five[1] == one[1] == second[1]
+    assert any("at its 75th percentile" in words for words in written)
+    written.clear()
+    colour_bar(("less", "more"))
+    assert written["less"][0] < written["more"][0]

@@ -111,6 +111,11 @@ def test_faces_are_measured_by_regions() -> None:
         wanted = {"mouth": "more", "face": "more", "background": "less"}.get(region)
         assert better[f"share, {region}"] == better[f"density, {region}"] == wanted
     assert torch.equal(shown.pairs.q, 1 - shown.pairs.p)
+    # A density follows from the share, and the background's share from the face's.
+    roles = {each.name: each.role for each in block.measures if each.section == "localisation"}
+    counted = {name for name, role in roles.items() if role == "counted"}
+    assert counted == {f"share, {region}" for region in ("mouth", "eyes", "cheeks", "face")}
+    assert {role for name, role in roles.items() if name not in counted} == {"compared"}
 
 
 def test_digits_without_a_cue_have_no_localisation() -> None:

@@ -1,6 +1,8 @@
 """Heatmaps against closed forms, against Captum's own classes, and what they cost."""
 
+import contextlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -369,6 +371,10 @@ def test_without_captum_two_methods_still_work(inn, ask, monkeypatch) -> None:
         ({"method": "deep_lift_shap", "baselines": torch.zeros(1, 1, 8, 8)}, "2 baselines"),
         ({"method": "deep_lift_shap", "baselines": torch.zeros(4, 3, 8, 8)}, "baseline"),
         ({"batch_size": 1}, "batch_size"),
+        ({"x": torch.full((5, 1, 8, 8), 254.0)}, "not up to 254"),
+        ({"x": torch.zeros(5, 3, 8, 8)}, r"reads images of shape \(1, 8, 8\), not \(3, 8, 8\)"),
+        ({"x": torch.zeros(0, 1, 8, 8), "p": P[:0], "q": Q[:0]}, "no images"),
+        ({"q": 3}, "classes 0 to 2"),
     ],
 )
 def test_wrong_input_is_refused_in_words(inn, x, change, says) -> None:
@@ -376,6 +382,14 @@ def test_wrong_input_is_refused_in_words(inn, x, change, says) -> None:
     with pytest.raises(InputError, match=says):
         # Past the type checker on purpose: users do not run one.
         heatmaps.__wrapped__(inn, **arguments)
+
+
+@pytest.mark.parametrize("method", ["ecinn", "integrated_gradients"])
+def test_a_model_and_single_classes_are_taken_as_they_are(inn, x, method) -> None:
+    model = SimpleNamespace(classifier=inn.classifier, mu_bar=inn.mu_bar)
+    every = torch.zeros(len(x), dtype=torch.long)
+    wanted = heatmaps(inn, x, every + 2, every + 1, method)
+    assert torch.equal(heatmaps(model, x, 2, 1, method).maps, wanted.maps)
 
 
 def test_wrong_networks_are_refused_in_words(inn, ask) -> None:
@@ -398,3 +412,22 @@ def test_wrong_networks_are_refused_in_words(inn, ask) -> None:
 def test_wrong_settings_are_refused(wrong) -> None:
     with pytest.raises(InputError):
         HeatmapSettings(**wrong)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_inn_is_run_exactly_and_another_network_as_it_always_is(
+    inn, x, pool, method, monkeypatch
+) -> None:
+    entered = []
+
+    @contextlib.contextmanager
+    def exactly():
+        entered.append("exactly")
+        yield
+
+    monkeypatch.setattr(sys.modules["ecinn.heatmaps"], "exact_convolutions", exactly)
+    heatmaps(inn, x, P, Q, method, baselines=pool, settings=FEW)
+    assert entered == ["exactly"]
+    if method != "ecinn":
+        heatmaps(cnn(), x, P, Q, method, baselines=pool, settings=FEW)
+        assert entered == ["exactly"]

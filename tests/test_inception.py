@@ -201,6 +201,9 @@ def test_error_is_counted_in_evaluation_mode_over_all_batches() -> None:
         for image, label in zip(data.images, data.labels, strict=True)
     )
     assert error_rate(network.train(), data) == wrong / 230
+    assert network.training
+    assert error_rate(network.eval(), data) == wrong / 230
+    assert not network.training
     assert 0 < wrong < 230
 
 
@@ -219,6 +222,16 @@ def test_images_are_mirrored_half_of_the_time_and_each_is_seen_once_an_epoch() -
         orders.append((same | mirrored).int().argmax(1).tolist())
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == list(range(60)) != orders[0]
+
+
+def test_the_seed_draws_the_order_and_the_mirrored() -> None:
+    seen = {}
+    for name, seed in (("one", 3), ("again", 3), ("other", 4)):
+        recorder = Recorder()
+        fit(recorder, tinted(60), dataclasses.replace(TINY, batch_size=20, seed=seed))
+        seen[name] = torch.cat(recorder.seen)
+    assert torch.equal(seen["one"], seen["again"])
+    assert not torch.equal(seen["one"], seen["other"])
 
 
 def test_reports_count_steps_and_images_and_end() -> None:

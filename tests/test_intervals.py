@@ -38,6 +38,13 @@ def test_wilson_interval_ends_where_the_share_is_as_many_deviations_away() -> No
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
+def test_a_share_lies_between_none_and_all() -> None:
+    """Exactly: what exceeds it by rounding would be a share of more than all."""
+    for n in range(1, 100):
+        assert wilson_interval(0, n)[0] >= 0
+        assert wilson_interval(n, n)[1] <= 1
+
+
 @pytest.mark.parametrize("level", [0.5, 0.95])
 def test_interval_is_scipys_percentile_bootstrap(level: float, uniform, generator) -> None:
     values = uniform(60) ** 3
@@ -75,6 +82,9 @@ def test_pairs_are_resampled_together(uniform) -> None:
     assert answer == pytest.approx((0.25, 0.25, 0.25))
     expected = confidence_interval(a - b, generator=seeded())
     assert paired_difference_interval(a, b, generator=seeded()) == expected
+    for asked in ({"level": 0.5}, {"resamples": 40}):
+        narrow = confidence_interval(a - b, **asked, generator=seeded())
+        assert paired_difference_interval(a, b, **asked, generator=seeded()) == narrow != expected
     won, lost = a > 5, a <= 5
     shares = paired_difference_interval(won, lost, generator=seeded())
     assert shares.mean == pytest.approx(float(won.double().mean() - lost.double().mean()))

@@ -55,6 +55,9 @@ def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
     assert claim.numbers["outside_at_most"] == pytest.approx(most)
     assert claim.verdict == "partly"  # by squares alone it would be supported
     assert claim.numbers["outside_grey_levels"].mean == pytest.approx(np.mean(outside), rel=1e-4)
+    outside = np.abs(change) * ~FAKE_MNIST_CUE.mask.numpy()
+    assert claim.numbers["seen_outside"].count == int((outside.max((1, 2)) > 0.1).sum())
+    assert 0 < claim.numbers["seen_outside"].count < N
 
 
 def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
@@ -63,6 +66,9 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     stored = dots.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
     of_q = [float(stored[i, q, 0]) for i, q in enumerate(dots.q.tolist())]
     assert claim.numbers["q"].mean == pytest.approx(np.mean(of_q))
+    of_p = [float(stored[i, p, 0]) for i, p in enumerate(dots.p.tolist())]
+    assert claim.numbers["p"].mean == pytest.approx(np.mean(of_p))
+    assert claim.numbers["brighter"].mean == pytest.approx(np.mean(np.maximum(of_p, of_q)))
     (part,) = dots.parts
     bright = dataclasses.replace(part, tipping_point=part.x[:, None])
     lit = dataclasses.replace(dots, parts=(bright,))
@@ -72,6 +78,10 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     blank[:, 0, :10, 0] = 0
     surest = dots.model.predict(blank).amax(1).double().mean()
     assert nothing.numbers["surest"].mean == pytest.approx(float(surest))
+    posterior = dots.model.predict(blank).double()
+    # Total variation: the most by which any event is likelier than if all were alike.
+    apart = (posterior - 0.1).clamp(min=0).sum(1).mean()
+    assert nothing.numbers["from_uniform"].mean == pytest.approx(float(apart))
     assert planted.reaches_target(dots).verdict in ("supported", "partly")
 
 
@@ -93,3 +103,17 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     smoothing = dots.model.checkpoint.experiment.label_smoothing
     # Of ten equal parts of the smoothing nine go to other classes.
     assert f"ask for {1 - 0.9 * smoothing:.3f}" in claim.measured
+
+
+@pytest.mark.parametrize(
+    ("surest", "verdict"),
+    [(0.1, "supported"), (0.15, "supported"), (0.4, "partly"), (0.9, "refuted")],
+)
+def test_without_a_dot_no_class_may_be_likelier(dots, monkeypatch, surest, verdict) -> None:
+    posterior = torch.full((N, 10), (1 - surest) / 9)
+    posterior[:, 3] = surest
+    monkeypatch.setattr(dots.model, "predict", lambda images: posterior[: len(images)])
+    claim = planted.nothing_says_nothing(dots, FAKE_MNIST_CUE)
+    assert claim.verdict == verdict
+    assert claim.numbers["from_uniform"].mean == pytest.approx(surest - 0.1, abs=1e-6)
+    assert "of 0.9 at most" in claim.measured

@@ -191,6 +191,16 @@ def test_list_names_all_and_what_they_need() -> None:
     assert line.split() == rows["figure-9"].split()
 
 
+@pytest.mark.usefixtures("artefacts")
+def test_of_some_names_those_that_can_be_made_are_made() -> None:
+    code, stdout, stderr = run("paper", "figure-1", "figure-2", "--out", "here")
+    assert code == 1
+    assert "figure-2" in stdout
+    assert stderr.splitlines()[-1].startswith("error: figure-1 could not be made")
+    assert "--celeba DIR" in stderr
+    assert Path("here/figure-2.pdf").is_file()
+
+
 def test_one_that_fails_does_not_keep_the_others_from_being_made(artefacts, monkeypatch) -> None:
     broken = Artefact("figure-3", "broken", failing)
     monkeypatch.setattr(registry, "ARTEFACTS", (broken, simple("figure-4")))

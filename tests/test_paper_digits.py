@@ -1,5 +1,7 @@
 """Figures 3 to 7: they show what their captions say, and nobody chose what."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,14 @@ from ecinn import pictures
 from ecinn.data.dataset import Dataset
 from ecinn.data.fake_mnist import FAKE_MNIST_CUE
 from ecinn.errors import InputError
-from ecinn.paper import digits
+from ecinn.explanation import Explanation
+from ecinn.paper import digits, style
 from ecinn.paper.artefact import Context
 from ecinn.paper.draws import draw, generator
-from ecinn.paper.explained import columns, every_target
+from ecinn.paper.explained import Shown, columns, every_target
 from ecinn.pixels import to_pixels
+from ecinn.pretrained import Model
+from test_benchmark_heatmaps import random_images, small_model
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +171,92 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
 
     assert made(1) == made(1)
     assert made(1) != made(2)
+
+
+def test_draws_depend_on_the_seed_and_on_the_figure() -> None:
+    """Whatever else is made; the supplement's, from 100 on, are no figure's."""
+    figures = [*range(1, 11), *range(101, 111)]
+    first = {
+        (seed, figure): float(torch.rand((), generator=generator(Context(seed=seed), figure)))
+        for seed in range(3)
+        for figure in figures
+    }
+    assert len(set(first.values())) == len(first)
+
+
+@pytest.fixture
+def small() -> tuple[Model, Explanation]:
+    """Three classes, which stand in each other's way."""
+    model = small_model()
+    images = random_images(8, 1, 3, 4).images
+    return model, model.explain(images)
+
+
+def test_numbers_beside_a_figure_are_of_what_it_shows(small) -> None:
+    model, e = small
+    pairs = ((0, 0), (0, 1), (3, 1), (6, 0))
+    shown = Shown(e, pairs, tuple(range(100, 108)))
+    limits, reached = [], 0
+    for row, (image, target) in zip(shown.numbers(), pairs, strict=True):
+        p, q = int(e.p[image]), int(e.q[image, target])
+        assert (row["test_image"], row["p"], row["q"]) == (100 + image, "abc"[p], "abc"[q])
+        for key, pixels in (
+            ("posterior", e.x[image]), ("tipping_point", e.tipping_point[image, target]),
+            ("tipping_point_stored", to_pixels(e.stored_tipping_point[image, target])),
+            ("convincing", e.convincing[image, target]),
+            ("convincing_stored", to_pixels(e.stored_convincing[image, target])),
+        ):  # fmt: skip
+            expected = model.classifier.log_posterior(pixels[None])[0].exp()
+            assert list(row[key].values()) == pytest.approx(expected.tolist(), abs=2e-3), key
+        assert row["alpha_1"] == pytest.approx(0.8 + row["alpha_0"] / 2, abs=1e-5)
+        change = (e.convincing - e.x[:, None])[image, target].mean(0).abs()
+        limits.append(np.percentile(change.numpy(), 90))
+        best = max(row["convincing_stored"], key=row["convincing_stored"].__getitem__)
+        assert row["reached"] == (best == row["q"])
+        reached += row["reached"]
+    assert shown.limit(90.0) == pytest.approx(max(limits), rel=1e-4)
+    assert shown.reached() == reached
+
+
+def test_the_largest_gap_is_of_the_pair_that_ties_least(small) -> None:
+    _, e = small
+    known = e.tipping_certificate
+    random = torch.rand(known.posterior.shape, generator=torch.Generator().manual_seed(0))
+    e = replace(e, tipping_certificate=replace(known, posterior=random))
+    pairs = ((1, 0), (2, 1), (5, 0))
+    gaps = [
+        abs(float(random[i, t, int(e.p[i])]) - float(random[i, t, int(e.q[i, t])]))
+        for i, t in pairs
+    ]
+    assert Shown(e, pairs, tuple(range(8))).largest_gap() == pytest.approx(max(gaps))
+    assert max(gaps) > min(gaps) + 0.1
+
+
+def test_captions_are_what_the_model_says_of_stored_images(small) -> None:
+    """A third class that wins at the tipping point is named, and what is not q is a warning."""
+    model, e = small
+    certificate = e.convincing_certificate
+    turned = certificate.stored_posterior.clone()
+    turned[1::2] = turned[1::2].roll(1, -1)
+    e = replace(e, convincing_certificate=replace(certificate, stored_posterior=turned))
+    pairs = tuple((image, target) for image in range(8) for target in range(2))
+    grid = columns(Shown(e, pairs, tuple(range(8))))
+    kinds = set()
+    for column, (image, target) in enumerate(pairs):
+        x, tipping, convincing, _ = (row[column] for row in grid.rows)
+        p, q = int(e.p[image]), int(e.q[image, target])
+        assert grid.headings[column] == f"{'abc'[p]} → {'abc'[q]}"
+        assert x.caption == f"{'abc'[p]}: {style.share(float(e.posterior[image, p]))}"
+        read = model.predict(e.stored_tipping_point[image, target])[0]
+        third = int(e.third_class[image, target])
+        said = [f"{'abc'[y]}: {style.share(float(read[y]))}" for y in (p, q)]
+        if third >= 0:
+            said = [f"{'abc'[third]}: {style.share(float(read[third]))}", "wins"]
+        assert tipping.caption == "\n".join(said)
+        assert tipping.warning == (third >= 0)
+        winner = int(turned[image, target].argmax())
+        of_winner = style.share(float(turned[image, target, winner]))
+        assert convincing.caption == f"{'abc'[winner]}: {of_winner}"
+        assert convincing.warning == (winner != q)
+        kinds |= {("tipping", tipping.warning), ("convincing", convincing.warning)}
+    assert {("convincing", True), ("convincing", False), ("tipping", False)} <= kinds

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,9 +26,11 @@ def context(generator: torch.Generator) -> Context:
     labels = model.predict(images).argmax(1)
     assert 10 <= int(labels.sum()) <= 50
     data = Dataset(images, labels, ("a", "b"))
+    training = torch.randint(256, (230, 3, 8, 8), generator=generator).to(torch.uint8)
+    splits = {"test": data, "train": Dataset(training, torch.arange(230) % 2, ("a", "b"))}
     made = Context()
     made.__dict__["model"] = lambda name: model
-    made.__dict__["data"] = lambda dataset, split: data
+    made.__dict__["data"] = lambda dataset, split: splits[split]
     return made
 
 
@@ -54,6 +57,8 @@ def test_five_faces_go_each_way(context: Context) -> None:
     arrays, images = shown(made.figures["figure-8"]), context.data("", "test").images
     for array, row in zip(arrays[:10], rows, strict=True):
         assert np.array_equal(array, pictures.image_array(images[row["test_image"]]))
+    words = [text.get_text() for text in made.figures["figure-8"].axes[0].texts]
+    assert [words.count(f"→ {name}") for name in ("smile", "¬smile")] == [5, 5]
 
 
 def test_maps_are_those_of_the_named_methods(context: Context) -> None:
@@ -70,6 +75,15 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
     x = model.pixels(data.images[place])
     p = model.predict(data.images[place]).argmax(1)
     inn, sample = ExplainedINN(model.classifier, model.mu_bar), first.sample
+    # Two hundred different training faces, in random order.
+    training = model.pixels(context.data("", "train").images)
+    same = (sample[:, None] == training).flatten(2).all(2)
+    found = same.nonzero()[:, 1].tolist()
+    assert len(set(found)) == len(found) == 200
+    assert found != sorted(found)
+    read = ("¬smile", "smile")[int(p)]
+    assert [text.get_text() for text in made.figures["figure-9a"].axes[0].texts].count(read) == 1
+    assert first.names == [read]
     for array, method in zip(arrays[2:7], METHODS, strict=True):
         how = {"baseline": sample.mean(0), "baselines": sample[:20]}
         expected = heatmaps(inn, x, p, 1 - p, method, **how).maps[0]
@@ -91,6 +105,45 @@ def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatc
 def test_a_missing_network_is_told_with_its_command(context, tmp_path) -> None:
     with pytest.raises(InputError, match="ecinn inception celeba/Smiling --out"):
         faces.FIGURE_9.make(with_inception(context, tmp_path))
+
+
+def test_the_network_is_read_for_the_models_classes(context, tmp_path, monkeypatch) -> None:
+    asked = []
+
+    def read(path, device, class_names=None) -> SimpleNamespace:
+        asked.append((path, class_names))
+        return SimpleNamespace(classifier=other_network())
+
+    monkeypatch.setattr(faces, "load_inception", read)
+    (tmp_path / "Smiling.safetensors").touch()
+    faces.FIGURE_9.make(with_inception(context, tmp_path))
+    assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]
+
+
+def test_the_supplement_has_as_many_faces_each_way_of_every_label(context, monkeypatch) -> None:
+    monkeypatch.setattr(supplement, "FACES", 8)
+    (eight,) = [one for one in supplement.SUPPLEMENT if one.name == "supplement-8"]
+    made = eight.make(context)
+    numbers, pages = made.data["supplement-8"], made.books["supplement-8"]
+    assert list(numbers) == list(faces.FACE_MODELS)
+    assert len(pages) == 4
+    images = context.data("", "test").images
+    for sheets, page in zip(numbers.values(), pages, strict=True):
+        assert [[row["p"] + row["q"] for row in sheet] for sheet in sheets] == [
+            4 * ["ab"], 4 * ["ba"],
+        ]  # fmt: skip
+        rows = [row for sheet in sheets for row in sheet]
+        assert len({row["test_image"] for row in rows}) == 8
+        arrays = shown(page)
+        assert len(arrays) == 2 * 4 * 4
+        for sheet in range(2):
+            for column in range(4):
+                row = sheets[sheet][column]
+                wanted = pictures.image_array(images[row["test_image"]])
+                assert np.array_equal(arrays[16 * sheet + column], wanted)
+    own = [row["test_image"] for row in faces.FIGURE_8.make(context).data["figure-8"]]
+    drawn = [row["test_image"] for sheet in numbers["celeba-smile"] for row in sheet]
+    assert own[:4] != drawn[:4]
 
 
 def test_the_supplement_shows_the_same_faces_on_both_networks(

@@ -1,10 +1,16 @@
 """The projection of Figure 2, checked in latent space by other routes than its own."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from ecinn.paper.geometry import Geometry, Plane, geometry, plane_of, projected
+from ecinn import pictures
+from ecinn.paper import style
+from ecinn.paper.artefact import Context
+from ecinn.paper.geometry import FIGURE_2, Geometry, Plane, geometry, plane_of, projected
 
 
 @pytest.fixture
@@ -66,6 +72,8 @@ def test_every_latent_lies_on_its_true_side_of_the_line(scene, found) -> None:
         assert torch.equal(points @ found.normal > 0, towards_q)
     share = posterior(scene["latents"][0], scene["mu"])[:, 0] > 0.5
     assert found.right_side(0) == pytest.approx(share.double().mean())
+    share = posterior(scene["latents"][1], scene["mu"])[:, 1] > 0.5
+    assert found.right_side(1) == pytest.approx(share.double().mean())
 
 
 def test_the_tipping_point_lies_on_the_boundary_and_on_the_line_through_z(scene, found) -> None:
@@ -101,6 +109,24 @@ def test_of_real_digits(mnist) -> None:
     assert found.right_side(1) > 0.97
     explanation = mnist.explain(data.images[place], 9, verify=False)
     assert found.alpha_0 == pytest.approx(float(explanation.alpha_0), abs=1e-3)
+    stored = (explanation.stored_tipping_point, explanation.stored_convincing)
+    images = (data.images[place], *(each[0, 0] for each in stored))
+    for drawn, image in zip(figure.axes[0].images, images, strict=True):
+        assert np.array_equal(drawn.get_array(), pictures.image_array(image))
+    blue, orange = (
+        np.concatenate(
+            [
+                np.stack(line.get_data(), 1)
+                for line in figure.axes[1].lines
+                if line.get_color() == c
+            ]
+        )
+        for c in (style.BLUE, style.ORANGE)
+    )
+    # The line and the tipping point on it; z and the level line through it.
+    assert len(blue) == len(orange) == 3
+    assert np.allclose(blue @ found.normal.numpy(), 0, atol=1e-6)
+    assert np.allclose(orange[:, 1], float(found.z[1]))
     words = {text.get_text() for axes in figure.axes for text in axes.texts}
     named = {"$z$", r"$\alpha_0$", r"$\alpha_1$", r"$\mu_p$", r"$\mu_q$", r"$\Delta$"}
     assert named | {r"$\bar{\mu}_p$", r"$\bar{\mu}_q$", "decision boundary"} <= words
@@ -109,4 +135,35 @@ def test_of_real_digits(mnist) -> None:
     box = axes.get_window_extent()
     assert box.width / np.ptp(axes.get_xlim()) == pytest.approx(
         box.height / np.ptp(axes.get_ylim()), rel=0.02
+    )
+
+
+def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) -> None:
+    """Of points on both sides of the line, of either class another share."""
+    points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
+    points[1] += found.normal / found.normal.norm()
+    found = dataclasses.replace(found, points=tuple(points))
+    monkeypatch.setattr("ecinn.paper.geometry.projected", lambda *_: (found, Figure(), 17))
+    made = FIGURE_2.make(Context())
+    numbers, words = made.data["figure-2"], made.captions["figure-2"]
+    points = [np.array(each) for each in numbers["points"]]
+    normal = np.array(numbers["boundary_normal"])
+    right = [(points[0] @ normal <= 0).mean(), (points[1] @ normal > 0).mean()]
+    assert numbers["on_their_side"] == pytest.approx(right)
+    assert abs(right[0] - right[1]) > 0.01 < min(right) < max(right) < 0.99
+    assert numbers["test_image"] == 17
+    shares = [100 * share for share in numbers["on_their_side"]]
+    assert f"({shares[0]:.1f} % of the 4s and {shares[1]:.1f} % of the 9s on their own)" in words
+    model, measured = (
+        np.linalg.norm(np.diff(numbers[key], axis=0)) for key in ("model_means", "measured_means")
+    )
+    assert f"the model's are {model:.1f} apart and the measured ones {measured:.1f}," in words
+    assert f"α₀ = {numbers['alpha_0']:.2f}, α₁ = {numbers['alpha_1']:.2f}." in words
+    (z, tipping, convincing) = (
+        np.array(numbers[key]) for key in ("z", "tipping_point", "convincing")
+    )
+    assert tipping @ normal == pytest.approx(0, abs=0.01)
+    steps = [np.linalg.norm(each - z) for each in (tipping, convincing)]
+    assert steps == pytest.approx(
+        [numbers[key] * measured for key in ("alpha_0", "alpha_1")], rel=1e-3
     )

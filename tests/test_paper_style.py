@@ -135,7 +135,8 @@ def test_letters_are_legible_where_the_page_is_printed() -> None:
 def test_ten_faces_fit_on_a_page() -> None:
     panels = tuple(grid.Panel(random_array(64, 64), "¬cheekb.: >.99") for _ in range(10))
     figure = grid.draw(grid.Grid((panels,), ("input",), ("→ ¬cheekb.",) * 10))
-    assert figure.get_size_inches()[0] <= style.TEXT + 0.01
+    # As far apart as the page allows.
+    assert figure.get_size_inches()[0] == pytest.approx(style.TEXT, abs=0.005)
     lefts = [image.get_extent()[:2] for image in figure.axes[0].images]
     assert all(one[1] < other[0] for one, other in itertools.pairwise(lefts))
     figure.canvas.draw()
@@ -143,6 +144,15 @@ def test_ten_faces_fit_on_a_page() -> None:
     boxes = [text.get_window_extent() for text in words]
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes[:10]))
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes[10:]))
+
+
+def test_captions_that_warn_have_another_colour() -> None:
+    array = random_array(8, 8)
+    panels = grid.Panel(array, "as asked"), grid.Panel(array, "not so", warning=True)
+    (axes,) = grid.draw(grid.Grid((panels,))).axes
+    colours = {text.get_text(): text.get_color() for text in axes.texts}
+    assert (colours["as asked"], colours["not so"]) == (style.INK, style.WARNING)
+    assert style.INK != style.WARNING
 
 
 def test_magnified_pixels_stand_left_of_their_image() -> None:

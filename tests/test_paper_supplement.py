@@ -1,12 +1,15 @@
 """The supplement: further samples, others than the figure's, all of them shown."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from ecinn.paper import digits, registry, style, supplement
-from ecinn.paper.artefact import Context
+from ecinn.paper.artefact import Context, Made
+from ecinn.paper.draws import generator
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +61,37 @@ def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -
         assert pairs[:4] == [("4", "9")] * 4
         shown = [row["test_image"] for sheet in numbers[:4] for row in sheet]
         assert len(set(shown)) > 30
+
+
+def test_of_figure_6_two_sheets_go_into_every_digit(context, monkeypatch) -> None:
+    targets = []
+    monkeypatch.setattr(digits, "all_to_one", lambda m, d, target, draws: targets.append(target))
+    monkeypatch.setattr(supplement, "_book", lambda name, title, shown: Made())
+    by_name("supplement-6").make(context)
+    assert targets == [digit for digit in range(10) for _ in range(2)]
+
+
+def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatch) -> None:
+    asked, figure = [], Figure()
+    found = SimpleNamespace(numbers=lambda: {"points": [[0.0]], "alpha_0": 0.4, "z": [1.0]})
+
+    def projected(model, data, p, q, draws) -> tuple:
+        asked.append((p, q))
+        return found, figure, 17
+
+    monkeypatch.setattr(supplement, "projected", projected)
+    made = by_name("supplement-2").make(context)
+    assert len(made.books["supplement-2"]) == 9
+    assert len(set(asked)) > 6
+    assert made.data["supplement-2"] == [
+        {"p": p, "q": q, "test_image": 17, "alpha_0": 0.4, "z": [1.0]} for p, q in asked
+    ]
+    assert all(p != q for p, q in asked)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_draws_are_others_than_the_figures(seed) -> None:
+    given = Context(seed=seed)
+    for figure in range(1, 11):
+        own, further = generator(given, figure), supplement._draws(given, figure)
+        assert own.initial_seed() != further.initial_seed()

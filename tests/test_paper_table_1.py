@@ -72,6 +72,11 @@ def test_our_rows_are_what_was_measured(files: tuple[Path, Path]) -> None:
     assert rows.index(control) == rows.index(ours["MNIST"]) + 1
     low, high = control.interval
     assert low < 0.0091 < high < 0.012
+    words = table_1.table(rows)
+    bracket = f"0.91 ({100 * low:.2f} to {100 * high:.2f})"
+    assert [row[5] for row in words.rows if "re-run" in row[1]] == [bracket]
+    assert bracket in table_1.latex(rows)
+    assert "Errors are of 1,000 or 10,000 test images" in words.notes[0]
 
 
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:

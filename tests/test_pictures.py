@@ -1,12 +1,22 @@
 """Pictures: zero is white, the scale symmetric, colours survive."""
 
+import dataclasses
 import io
 
 import numpy as np
 import torch
 from PIL import Image
 
-from ecinn.pictures import heatmap_array, image_array, png_bytes, to_image
+from ecinn.pictures import (
+    WARNING,
+    Cell,
+    Sheet,
+    draw,
+    heatmap_array,
+    image_array,
+    png_bytes,
+    to_image,
+)
 
 
 def test_zero_is_white_and_signs_mirror() -> None:
@@ -36,3 +46,18 @@ def test_images_keep_their_values() -> None:
     colour = torch.arange(18, dtype=torch.uint8).reshape(3, 2, 3)
     picture = Image.open(io.BytesIO(png_bytes(to_image(image_array(colour)))))
     assert np.array_equal(np.asarray(picture), colour.permute(1, 2, 0).numpy())
+
+
+def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None:
+    cell = Cell(np.zeros((8, 8, 3), np.uint8), "to 8")
+    sheet = Sheet("Why?", "", (("input", "3"),), ((cell,),))
+    words = "Caution: unlike the pictures the model was trained on, for several reasons."
+    bare, warned = draw(sheet), draw(dataclasses.replace(sheet, caution=words))
+    assert warned.width == bare.width
+    assert warned.height > bare.height
+    # What is below has only moved down.
+    rest = bare.crop((0, 54, bare.width, bare.height))
+    below = warned.crop((0, warned.height - rest.height, warned.width, warned.height))
+    assert below.tobytes() == rest.tobytes()
+    lines = np.abs(np.asarray(warned, int) - np.array(WARNING)).sum(2).min(1) == 0
+    assert int((np.diff(lines.astype(int)) == 1).sum()) >= 2

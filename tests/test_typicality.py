@@ -11,6 +11,7 @@ from ecinn.model.inn import Architecture, Stage, build_inn, latent_frequencies
 from ecinn.typicality import (
     RARE,
     REASONS,
+    RIDGE,
     Typicality,
     band_energies,
     fit_log_p,
@@ -72,6 +73,34 @@ def test_pose_tells_what_it_was_not_shown(generator: torch.Generator) -> None:
     unlike = usual.unlike(other[:9], other[:9], torch.zeros(9))
     assert unlike[:, REASONS.index("pose")].all()
     assert not unlike[:, 0].any()
+
+
+@pytest.mark.parametrize("fitted", [150, 4000])
+def test_pose_is_a_ridge_regression_whose_limit_other_pictures_set(
+    fitted: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the primal form, with an intercept by centring."""
+    monkeypatch.setattr("ecinn.typicality.FITTED", fitted)
+    scale = 20 * torch.rand(12, generator=generator, dtype=torch.float64)
+    z = 4 + scale * torch.randn(900, 12, generator=generator, dtype=torch.float64)
+    other = scale * torch.randn(400, 12, generator=generator, dtype=torch.float64) - 3
+    pose = fit_pose(z, other)
+    count = min(fitted, 400)  # of either kind; half of z are more
+    rows = np.concatenate([z[:count], other[:count]])
+    rows -= rows.mean(0)
+    sign = np.repeat([1.0, -1.0], count)
+    weight = np.linalg.solve(rows.T @ rows + RIDGE * np.eye(12), rows.T @ sign)
+    assert np.allclose(pose.weight.numpy(), weight)
+    assert pose.limit == pytest.approx(np.quantile(z[count:].numpy() @ weight, RARE))
+
+
+def test_a_frequency_that_is_silent_has_an_energy_and_is_unlike(residual: torch.Tensor) -> None:
+    texture = fit_texture(band_energies(residual, FREQUENCY), FREQUENCY)
+    silent = residual[:3] * (FREQUENCY != 1)
+    assert band_energies(silent, FREQUENCY).isfinite().all()
+    for quiet in (silent, 0 * silent):
+        unlike = Typicality((-1.0, 1.0), texture).unlike(quiet, quiet, torch.zeros(3).double())
+        assert unlike[:, REASONS.index("texture")].all()
 
 
 def test_frequencies_are_those_of_the_last_layer(generator: torch.Generator) -> None:

@@ -29,7 +29,7 @@ _STYLE = """
 --line:#d9dde2;--mark:#a84200;--markpanel:#fdf3ec}*{box-sizing:border-box}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#a3acb7;--paper:#15181c;
 --panel:#1f2329;--line:#363c45;--mark:#ffb27a;--markpanel:#2c221a}img{filter:brightness(.9)}}
-body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:54rem;background:var(--paper);
+body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:64rem;background:var(--paper);
 color:var(--ink);font:1rem/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 h1{font-size:1.9rem;line-height:1.2;margin:0 0 .6rem}h2{font-size:1.3rem;margin:3rem 0 .6rem}
 h3{font-size:1.05rem;margin:1.6rem 0 .5rem}p{margin:.5rem 0;max-width:42rem}
@@ -70,7 +70,8 @@ def report(audit: Audit) -> str:
     lede = (
         f"This page shows what the classifier <b>{name}</b> looks at, over {len(audit.images)} "
         f"random pictures of its {escape(audit.split)} set. Each was changed until the classifier "
-        "should be convinced of something else; where they change shows what it reacts to."
+        "should be convinced of something else. Where they change shows what it would have to see "
+        "instead; that is not always what it reacts to most."
     )
     cautions = "".join(f"<li>{escape(caution)}</li>" for caution in find_cautions(audit))
     if cautions:
@@ -103,7 +104,7 @@ def find_cautions(audit: Audit) -> Iterable[str]:
         share = _share(1 - overall.typical_counterfactual.share)
         yield f"{share} of the changed pictures are unlike those that the model learned from."
     for group in (*audit.classes, *audit.subgroups):
-        if group.error.low > overall.error.share:
+        if group.error.low > overall.error.high:
             often = f"{group.error.count} of {group.n}, against {_share(overall.error.share)}"
             yield f"“{group.name}” is misread more often than others: {often} of all pictures."
     if n >= FEW and (few := [g.name for g in audit.subgroups if g.n < FEW_OF_A_GROUP]):
@@ -135,20 +136,21 @@ def _headline(audit: Audit) -> str:
         marks += _mark(FACE, "", "oval")
         first, second, *_ = (region for region in audit.regions if region.name in FACE_REGIONS)
         words = (
-            f"Of mouth, eyes and cheeks it looks most at the <b>{first.name}</b>: "
+            f"Of mouth, eyes and cheeks, most changes in the <b>{first.name}</b>: "
             f"{first.density.mean:.1f} times the change of an average place. Next: the "
             f"{second.name} ({second.density.mean:.1f} times). The most changed place is {most}."
         )
     else:
         least = cell_name(*ranked[-1], shape)
-        words = f"It looks most at <b>{most}</b> an average place; least at {least}."
+        words = f"Most changes in <b>{most}</b> an average place; least in {least}."
     picture = _img(overlay_array(image, amount), "Mean picture, redder where more changes")
     return (
         f'<section class="hero"><figure><div class="map">{picture}{marks}</div><figcaption>The '
         "mean picture, red where pictures change most.</figcaption></figure>"
         f"<div><p>{words}</p><p>It misreads {_share(overall.error.share)} of these pictures. Of "
         f"the changed ones, {_share(overall.reached.share)} are read as was asked and "
-        f"{_share(overall.typical_counterfactual.share)} look like real ones to it.</p>"
+        f"{_share(overall.typical_counterfactual.share)} are like the pictures it learned from, "
+        "as far as it can tell.</p>"
         "</div></section>"
     )
 
@@ -234,7 +236,7 @@ def _comparison(audit: Audit, c: Comparison) -> str:
     ]
     sign = ""
     if c.correlation is not None:
-        lines.insert(2, ("with sign, both to their second class", same.turned, control.turned))
+        lines.insert(2, ("with sign, both towards yes", same.turned, control.turned))
         sign = (
             f" Their predictions correlate by {c.correlation:.2f}: where one says yes and the "
             "other no, one adds what the other takes away; that is where the sign comes from."
@@ -332,12 +334,18 @@ react to things that no map here shows, and an average hides what differs betwee
 
 def _method(audit: Audit) -> str:
     each = "; each goes to one other class, in turn" if len(audit.class_names) > 2 else ""
+    others = "".join(f" --with {escape(comparison.other)}" for comparison in audit.comparisons)
+    command = (
+        f"ecinn audit {escape(audit.model)}{others} --split {escape(audit.split)} "
+        f"--n {len(audit.images)} --seed {audit.seed}"
+    )
     return (
         "<section><h2>How it was made</h2><p>The classifier is an invertible network. A picture x "
         "becomes a point z; z is moved from the mean point of the class that is read towards that "
         "of another one, and turned back into a picture x̂ (ECINN, at α₁). Maps are x̂ − x. "
         f"{len(audit.images)} of {audit.available} pictures of {escape(audit.dataset)}, "
-        f"drawn with seed {audit.seed}{each}. ecinn {version('ecinn')}.</p></section>"
+        f"drawn with seed {audit.seed}{each}. ecinn {version('ecinn')}, "
+        f"<code>{command}</code></p></section>"
     )
 
 

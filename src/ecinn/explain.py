@@ -123,7 +123,7 @@ def explain(
         typicality: what is usual of the training images, so that others can be told.
     """
     if confidence is not None and not (isinstance(confidence, float) and 0 < confidence < 1):
-        raise InputError(f"a confidence lies above 0 and below 1, not at {confidence}")
+        raise InputError(f"a confidence lies above 0 and below 1 (0.9 is 90 %), not {confidence}")
     mu = classifier.mu
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))

@@ -149,25 +149,35 @@ class Explanation:
         name = self.class_names[source]
         reasons = ", ".join(self.reasons(row))
         caution = f"Caution: unlike the pictures the model was trained on ({reasons})."
+        other = f"“{self.class_names[int(self.q[row, 0])]}”" if self.q.shape[1] == 1 else "…"
+        end = ("convincing", "read as the other")
+        if self.confidence is not None:
+            end = ("as asked", f"{100 * self.confidence:g} % of the other")
         return pictures.Sheet(
-            title=f"Why is this “{name}”, and not …?",
+            title=f"Why is this “{name}”, and not {other}?",
             caution=caution if reasons else "",
             rows=(
                 ("input", f"{name}  {pictures.percent(float(self.posterior[row, source]))}"),
-                ("tipping point", f"“{name}” and the\nother are equally likely"),
-                ("convincing", "read as the other"),
-                ("heatmap", "red: light added\nblue: taken away"),
+                ("tipping point", f"“{name}” and the other\ntie, but for rounding"),
+                end,
+                (
+                    "heatmap",
+                    "red: light added\nblue: taken away\n"
+                    f"full colour: ±{100 * self._limit(row):.2g} %\nbelow it: alpha",
+                ),
             ),
             columns=tuple(self._column(row, column) for column in range(self.q.shape[1])),
         )
 
     def _column(self, row: int, column: int) -> tuple[pictures.Cell, ...]:
         name, q = self.class_names, int(self.q[row, column])
-        # One scale for all targets, so that the maps can be compared.
-        limit = max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[row])
+        limit = self._limit(row)
         alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha[row, column]:.2f}"
-        winner = int(self.convincing_certificate.winner[row, column])
-        share = float(self.convincing_certificate.verdict[row, column, winner])
+        shown = int(self.convincing_certificate.winner[row, column])
+        missed = shown != q
+        if self.confidence is not None:
+            shown, missed = q, not bool(self.as_asked[row, column])
+        share = float(self.convincing_certificate.verdict[row, column, shown])
         return (
             pictures.Cell(pictures.image_array(to_uint8(self.x[row])), f"to {name[q]}"),
             pictures.Cell(
@@ -176,11 +186,15 @@ class Explanation:
             ),
             pictures.Cell(
                 pictures.image_array(self.stored_convincing[row, column]),
-                f"{name[winner]}  {pictures.percent(share)}",
-                winner != q,
+                f"{name[shown]}  {pictures.percent(share)}",
+                missed,
             ),
             pictures.Cell(pictures.heatmap_array(self.heatmap[row, column], limit), alphas),
         )
+
+    def _limit(self, row: int) -> float:
+        """What gets full colour: one scale for all targets, so that the maps can be compared."""
+        return max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[row])
 
     def _tie(self, row: int, column: int) -> tuple[str, bool]:
         """Both probabilities at the tipping point, or the third class that wins there."""

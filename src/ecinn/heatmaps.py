@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +28,9 @@ METHODS: tuple[HeatmapMethod, ...] = get_args(HeatmapMethod)
 Logit = Literal["linear", "density"]
 BATCH_SIZE = 32
 """Images at once through the network with gradients: some 3 GB for faces of 64×64."""
+
+_BEYOND = 0.5
+"""What noise may add to a pixel."""
 
 Scores = Float[Tensor, "*batch classes"]
 Classes = Int[Tensor, " batch"]
@@ -142,6 +145,14 @@ class DepartureScore(PairScore):
         return -scores.gather(-1, p[..., None]).squeeze(-1)
 
 
+@runtime_checkable
+class Explainer(Protocol):
+    """What `ecinn.load` gives: an INN with its measured means."""
+
+    classifier: GenerativeClassifier
+    mu_bar: Float[Tensor, "classes dim"]
+
+
 @dataclass(frozen=True)
 class ExplainedINN:
     """An INN as `heatmaps` takes it."""
@@ -164,10 +175,10 @@ class ExplainedINN:
 
 
 def heatmaps(
-    explained: ExplainedINN | nn.Module,
+    explained: ExplainedINN | Explainer | nn.Module,
     x: Images,
-    p: Classes,
-    q: Classes,
+    p: Classes | int,
+    q: Classes | int,
     method: HeatmapMethod,
     *,
     baseline: Float[Tensor, "channels height width"] | None = None,
@@ -183,6 +194,7 @@ def heatmaps(
 
     Args:
         explained: an INN, or any network from pixels of [0, 1] to class scores.
+        p, q: the classes of every image, or one for all.
         baseline: what Integrated Gradients and DeepLift compare with; black by default.
         baselines: training images that the SHAP methods draw from.
         generator: what they draw with; by default seeded with 0, so that maps can be repeated.
@@ -190,7 +202,13 @@ def heatmaps(
     """
     if method not in METHODS:
         raise InputError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+    if not isinstance(explained, ExplainedINN | nn.Module):
+        explained = ExplainedINN(explained.classifier, explained.mu_bar)
+    p, q = (_of_all(each, x) for each in (p, q))
     _check_pairs(x, p, q)
+    if isinstance(explained, ExplainedINN) and x.shape[1:] != explained.classifier.image_shape:
+        shape = tuple(explained.classifier.image_shape)
+        raise InputError(f"this model reads images of shape {shape}, not {tuple(x.shape[1:])}")
     if method == "ecinn":
         if not isinstance(explained, ExplainedINN):
             raise InputError(
@@ -377,10 +395,18 @@ def _baselines(
     return stack.to(x)
 
 
+def _of_all(given: Tensor | int, x: Tensor) -> Tensor:
+    return torch.full((len(x),), given, device=x.device) if isinstance(given, int) else given
+
+
 def _check_pairs(x: Tensor, p: Tensor, q: Tensor) -> None:
-    if x.ndim != 4 or not len(x) or not x.is_floating_point():
+    if x.ndim == 4 and not len(x):
+        raise InputError("no images were given")
+    if x.ndim != 4 or not x.is_floating_point():
         given = f"{x.dtype} of shape {tuple(x.shape)}"
         raise InputError(f"x is floats of shape (images, channels, height, width), not {given}")
+    if not -_BEYOND <= float(x.min()) <= float(x.max()) <= 1 + _BEYOND:
+        raise InputError(f"pixels lie in [0, 1], not up to {float(x.abs().max()):.3g}")
     if p.shape != (len(x),) or q.shape != (len(x),):
         raise InputError(f"p and q are one class each for {len(x)} images")
     if bool((p == q).any()):

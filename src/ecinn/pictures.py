@@ -128,7 +128,7 @@ def tile_for(side: int) -> int:
 def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
     """The sheet with images enlarged to squares of `tile` pixels."""
     # Letters keep their size: a larger tile shows more of the picture, not larger words.
-    gap, margin, line, header = tile // 10, 18, 18, 36
+    gap, margin, line = tile // 10, 18, 18
     small, normal, large = (font(size) for size in (12, 15, 18))
     cells = [cell for column in sheet.columns for cell in column]
     captions = [words for cell in cells for words in cell.caption.splitlines()]
@@ -139,13 +139,17 @@ def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
     widest = max((small.getlength(words) for words in captions), default=0.0)
     column_width = max(tile, int(widest))
     pitch_x, pitch_y = column_width + gap, tile + int(1.2 * line) + (lines - 1) * 15 + gap
-    least = int(normal.getlength(max(sheet.title, sheet.caution, key=len)) * 1.25)
-    width = 2 * margin + max(names_width + len(sheet.columns) * pitch_x - gap, least)
+    inside = max(
+        names_width + len(sheet.columns) * pitch_x - gap, int(large.getlength(sheet.title)) + 1
+    )
+    caution = _wrapped(sheet.caution, small, inside)
+    width, header = 2 * margin + inside, 36 + line * len(caution)
     height = 2 * margin + header + len(sheet.rows) * pitch_y - gap
     canvas = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(canvas)
     pen.text((margin, margin), sheet.title, INK, large)
-    pen.text((margin, margin + int(1.1 * line)), sheet.caution, WARNING, small)
+    for number, words in enumerate(caution):
+        pen.text((margin, margin + (1.5 + number) * line), words, WARNING, small)
     tops = [margin + header + row * pitch_y for row in range(len(sheet.rows))]
     for top, (name, remark) in zip(tops, sheet.rows, strict=True):
         pen.text((margin, top + tile // 2 - line), name, INK, normal)
@@ -245,6 +249,17 @@ def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -
         loop=0,
     )
     return buffer.getvalue()
+
+
+def _wrapped(words: str, letters: ImageFont.FreeTypeFont, width: int) -> list[str]:
+    """In lines that fit, where single words do."""
+    lines: list[str] = []
+    for word in words.split():
+        if lines and letters.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _enlarge(array: Array, tile: int) -> Image.Image:

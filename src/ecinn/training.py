@@ -146,7 +146,9 @@ def _ready(
     if data.attributes is None or data.attribute is None:
         raise InputError(f"{experiment.dataset} has no attributes to be taught: leave it out")
     if teacher is None:
-        raise InputError(f"{experiment.name} learns from a teacher: give one (ecinn teacher)")
+        raise InputError(
+            f"{experiment.name} learns from a teacher: give what `ecinn teacher` wrote (--teacher)"
+        )
     if not experiment.teaching:
         raise InputError(f"{experiment.name} learns from no teacher: leave it out")
     teacher = teacher.to(device)

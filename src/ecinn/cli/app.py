@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -18,10 +18,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Counterfactual explanations of images in two network evaluations.",
 )
-# Results go to stdout; progress, remarks and errors to stderr.
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
+
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401
+        """Sentences are left in one line, for the terminal to break and for others to search."""
+        if all(isinstance(each, str) for each in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
+
+# Results go to stdout; progress, remarks and errors to stderr.
+out = _Console(highlight=False)
+err = _Console(stderr=True, highlight=False)
+
+INTERRUPTED = 130
+"""What shells expect after Ctrl-C."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 
@@ -29,18 +41,33 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where th
 def main() -> None:
     """Run the command line; whatever goes wrong ends in one line and an exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except EcinnError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:  # the last resort: no traceback for people who did not ask
+        if hasattr(error, "format_message"):
+            _refuse(error)
         if os.environ.get("ECINN_DEBUG"):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         _fail(f"{reason} (set ECINN_DEBUG=1 to see where)", 1)
+    if code == INTERRUPTED:
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code or 0)
 
 
-def _fail(message: str, code: int) -> None:
-    err.print(f"[bold red]error:[/] {plain(' '.join(message.split()))}", soft_wrap=True)
+def _refuse(error: Any) -> NoReturn:  # noqa: ANN401
+    """What was typed is no command: in one line, or with help where nothing was said at all."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    where = f" (see `{context.command_path} --help`)" if context is not None else ""
+    _fail(f"{error.format_message().rstrip('.')}{where}", error.exit_code)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(f"[bold red]error:[/] {plain(' '.join(message.split()))}")
     sys.exit(code)
 
 

@@ -57,7 +57,7 @@ def audit(
         return
     for caution in find_cautions(result):
         out.print(f"[bold]Take care:[/] {plain(caution)}")
-    out.print(f"wrote {plain(str(page))}", soft_wrap=True)
+    out.print(f"wrote {plain(str(page))}")
 
 
 def numbers(result: Audit) -> dict[str, Any]:

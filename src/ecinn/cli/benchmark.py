@@ -299,4 +299,4 @@ def print_tables(laid_out: Sequence[tables.Table]) -> None:
 def say_written(*paths: Path) -> None:
     """Where the results are."""
     for path in paths:
-        out.print(f"wrote {plain(str(path))}", soft_wrap=True)
+        out.print(f"wrote {plain(str(path))}")

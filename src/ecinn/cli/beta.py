@@ -64,7 +64,7 @@ def beta(
             _say(model)
     except KeyboardInterrupt:
         raise InterruptedRunError("interrupted; go on with the same command") from None
-    out.print(f"wrote {plain(str(results))}", soft_wrap=True)
+    out.print(f"wrote {plain(str(results))}")
 
 
 def _earlier(

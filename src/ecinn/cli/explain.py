@@ -92,7 +92,8 @@ def explain(
         for report in reports:
             _describe(report)
     if failures:
-        raise InputError(f"{len(failures)} of the images were left out: {'; '.join(failures)}")
+        left_out = f"left out {len(failures)} of {len(failures) + len(explained)} images"
+        raise InputError(f"{left_out}: {'; '.join(failures)}")
 
 
 def _inputs(
@@ -181,9 +182,9 @@ def _describe(report: dict[str, Any]) -> None:
         if target["corrections"]:
             asides.append(f"alpha corrected {target['corrections']} times")
         note = f"  [dim]{'; '.join(asides)}[/]" if asides else ""
-        out.print(f"  to {target['target']}:  [{colour}]{verdict}[/]{note}", soft_wrap=True)
-    out.print(f"  wrote {plain(report['picture'])}", soft_wrap=True)
+        out.print(f"  to {target['target']}:  [{colour}]{verdict}[/]{note}")
+    out.print(f"  wrote {plain(report['picture'])}")
     out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
     for target in report["targets"]:
         if target["film"]:
-            out.print(f"  film {plain(target['film']['file'])}, and its plot", soft_wrap=True)
+            out.print(f"  film {plain(target['film']['file'])}, and its plot")

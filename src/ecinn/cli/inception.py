@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
 from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.augmentation import Augmentation
 from ecinn.errors import InputError, InterruptedRunError
@@ -34,7 +34,7 @@ def inception(
     epochs: Annotated[int, typer.Option(min=1)] = 9,
     seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Only the first so many training images.")
+        int | None, typer.Option(min=2, help="Only the first so many images of every split.")
     ] = None,
     celeba: CelebA = None,
     device: Device = "auto",
@@ -45,10 +45,15 @@ def inception(
     record_file = out_file.with_suffix(".json")
     if out_file.is_dir() or record_file == out_file:
         raise InputError(f"--out names a file like smiling.safetensors, not {out_file}")
+    if not dataset.startswith("celeba/"):
+        raise InputError(
+            f"Inception-V3 is trained on a label of CelebA, not on {dataset}: "
+            "give celeba/Smiling or another attribute"
+        )
     settings = InceptionSettings(dataset, epochs, seed=seed, augmentation=AUGMENTATION)
     train = load_images(dataset, "train", celeba).first(limit)
-    validation = load_images(dataset, "validation", celeba)
-    test = load_images(dataset, "test", celeba)
+    validation = load_images(dataset, "validation", celeba).first(limit)
+    test = load_images(dataset, "test", celeba).first(limit)
     output_folder(out_file.parent)
     try:
         with _bar() as observe:
@@ -72,7 +77,7 @@ def inception(
     seconds, rate = result.record["seconds"], result.record["images_per_second"]
     out.print(f"trained in {seconds:.0f} s, {rate:,} images/s, on {result.record['device']}")
     for path in (out_file, record_file):
-        out.print(f"wrote {plain(str(path))}", soft_wrap=True)
+        out.print(f"wrote {plain(str(path))}")
 
 
 @contextmanager
@@ -87,5 +92,7 @@ def _bar() -> Iterator[Observe]:
             )
             ended = p.step * p.epochs == p.epoch * p.steps
             show(words, p.step, p.steps, p.seconds_left if ended else None)
+            if p.step == p.steps:
+                err.print("measuring on validation and test images …")
 
         yield observe

@@ -67,15 +67,15 @@ def _list(*, json_output: bool) -> None:
     if json_output:
         print_json(rows)
         return
-    table = Table("model", "data", "classes", "error", "bits/dim", "reached q", "size", box=None)
-    table.columns[0].no_wrap = True  # what people type next
-    table.columns[1].overflow = "fold"
+    columns = ("model", "data", "error", "bits/dim", "reached q", "size")
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
+    for column in table.columns[:2]:
+        column.no_wrap = True  # what people type next
     for row in rows:
         metrics: Any = row["metrics"]
         table.add_row(
             f"[bold]{row['name']}[/]",
             str(row["data"]),
-            str(len(row["classes"])),  # type: ignore[arg-type]
             f"{100 * metrics['error']:.2f} %" if "error" in metrics else "–",
             f"{metrics['bits_per_dim']:.2f}" if "bits_per_dim" in metrics else "–",
             f"{100 * metrics['reached_q']:.2f} %" if "reached_q" in metrics else "–",
@@ -101,4 +101,4 @@ def _print_card(about: ModelCard) -> None:
                 table.add_row(*map(plain, row))
             out.print(table)
         for line in section.code:
-            out.print(f"  {plain(line)}", soft_wrap=True)
+            out.print(f"  {plain(line)}")

@@ -73,7 +73,7 @@ def paper(
         for artefact in asked
         if not all(have[need] for need in artefact.needs)
     }
-    if missing and not several:
+    if len(missing) == len(asked):
         raise InputError("; ".join(f"{name}: {why}" for name, why in missing.items()))
     chosen = device_name(device)
     folder = output_folder(out_dir)
@@ -83,6 +83,8 @@ def paper(
     with bars() as observe:
         context = Context(seed, faces, inception, beta, chosen, observe)
         failed = _make_all(asked, missing, context, folder, " ".join(names), go_on=several)
+    if not several:
+        failed += [name for name in missing if name not in failed]
     if failed:
         raise EcinnError(f"{', '.join(failed)} could not be made: the lines above say why")
 
@@ -103,7 +105,7 @@ def _make_all(
     without, failed = dict(missing), []
     for why in sorted(set(missing.values())):
         skipped = ", ".join(name for name, reason in missing.items() if reason == why)
-        err.print(f"skipped {skipped}: {plain(why)}", soft_wrap=True)
+        err.print(f"skipped {skipped}: {plain(why)}")
     for number, artefact in enumerate(asked):
         context.observe("making the paper", number, len(asked))
         if artefact.name in missing:
@@ -116,14 +118,14 @@ def _make_all(
             failed.append(artefact.name)
             without[artefact.name] = " ".join(str(error).split())
             why = f"{artefact.name}: {without[artefact.name]}"
-            err.print(f"not made: {plain(why)}", soft_wrap=True)
+            err.print(f"not made: {plain(why)}")
             continue
         written = writing.write(artefact, one, folder, context)
         files = ", ".join(path.name for path in written)
-        out.print(f"{artefact.name}: {plain(files)}", soft_wrap=True)
+        out.print(f"{artefact.name}: {plain(files)}")
         for part, need in one.skipped.items():
             without[part] = GIVE[need]
-            err.print(f"skipped {part}: {plain(GIVE[need])}", soft_wrap=True)
+            err.print(f"skipped {part}: {plain(GIVE[need])}")
         made.append((artefact, one))
         if go_on:
             # After every one, so that an interrupted run leaves a list of what there is.
@@ -131,7 +133,7 @@ def _make_all(
             write_text(folder / "README.md", page)
     context.observe("making the paper", len(asked), len(asked))
     where = folder / "README.md" if made and go_on else folder
-    out.print(f"wrote {plain(str(where))}", soft_wrap=True)
+    out.print(f"wrote {plain(str(where))}")
     return failed
 
 

@@ -53,6 +53,6 @@ def serve(
     settings = Settings(hosts=(*LOOPBACK, host) if local else ())
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
-    out.print(f"serving {', '.join(catalogue)} on {plain(address)}", soft_wrap=True)
+    out.print(f"serving {', '.join(catalogue)} on {plain(address)}")
     out.file.flush()
     run(create_app(catalogue, settings, token=token), listening, settings)

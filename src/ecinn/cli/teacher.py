@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, device_name, err, out, plain, print_json
 from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.errors import InputError, InterruptedRunError
@@ -36,7 +36,7 @@ def teacher(
     epochs: Annotated[int, typer.Option(min=1)] = 40,
     seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Only the first so many training images.")
+        int | None, typer.Option(min=2, help="Only the first so many images of every split.")
     ] = None,
     celeba: CelebA = None,
     device: Device = "auto",
@@ -49,7 +49,7 @@ def teacher(
         raise InputError(f"--out names a file like teacher.safetensors, not {out_file}")
     settings = TeacherSettings(members=members, epochs=epochs, seed=seed)
     train = load_images(DATASET, "train", celeba).first(limit)
-    validation = load_images(DATASET, "validation", celeba)
+    validation = load_images(DATASET, "validation", celeba).first(limit)
     output_folder(out_file.parent)
     try:
         with _bar() as observe:
@@ -80,7 +80,7 @@ def teacher(
     seconds, rate = record["seconds"], record["images_per_second"]
     out.print(f"trained in {seconds:.0f} s, {rate:,} images/s, on {record['device']}")
     for path in (out_file, record_file):
-        out.print(f"wrote {plain(str(path))}", soft_wrap=True)
+        out.print(f"wrote {plain(str(path))}")
 
 
 def _print_error(name: str, ensemble: float, single: float) -> None:
@@ -102,5 +102,7 @@ def _bar() -> Iterator[Observe]:
             done = (member - 1) * p.steps + p.step
             ended = p.step * p.epochs == p.epoch * p.steps
             show(words, done, members * p.steps, teachers.seconds_left if ended else None)
+            if done == members * p.steps:
+                err.print("measuring on validation images …")
 
         yield observe

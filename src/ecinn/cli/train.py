@@ -124,6 +124,7 @@ def train(
             else "interrupted before anything was saved; start again"
         ) from None
     test = load_images(settings.dataset, "test", celeba).first(limit)
+    err.print(f"measuring on {len(test):,} test images …")
     checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
     record = {
         "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of, teacher)}",

@@ -93,7 +93,9 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
             continue
         candidates = (data.labels == label).nonzero()[:, 0]
         if len(candidates) < ROUNDS:
-            raise InputError(f"{ROUNDS} images of every digit are needed: take more images")
+            raise InputError(
+                f"{ROUNDS} test images of every digit are needed: give --limit 200 or more"
+            )
         columns.append(candidates[torch.randperm(len(candidates), generator=generator)[:ROUNDS]])
     return torch.stack(columns, 1).flatten()
 

@@ -47,13 +47,13 @@ def face_claims(context: Context, n: int, maps: int) -> list[Claim]:
     lipstick = _audit(context, "celeba-lipstick", "celeba-makeup", n)
     smile = _audit(context, "celeba-smile", "celeba-cheekbones", n)
     models = {name: context.model(name) for name in ("celeba-lipstick", "celeba-makeup")}
-    data = context.data(MODELS["celeba-lipstick"], "test")
+    training = context.data(MODELS["celeba-lipstick"], "train")
     return [
         balanced_labels(context),
         smiles_reach(smile, *sure_when_asked(context.model("celeba-smile"), smile, maps)),
         background_stays(smile),
         lipstick_is_makeup(lipstick, {name: recipe(model) for name, model in models.items()}),
-        others_do_not_see(lipstick, data, models, maps, context.seed, context.observe),
+        others_do_not_see(lipstick, training, models, maps, context.seed, context.observe),
         whole_face(lipstick),
         smile_is_cheekbones(smile),
     ]
@@ -191,7 +191,7 @@ def lipstick_is_makeup(lipstick: Audit, recipes: Mapping[str, str]) -> Claim:
 
 def others_do_not_see(
     lipstick: Audit,
-    data: Dataset,
+    training: Dataset,
     models: dict[str, Model],
     n: int,
     seed: int,
@@ -207,7 +207,7 @@ def others_do_not_see(
         inn = ExplainedINN(model.classifier, model.mu_bar)
         generator = torch.Generator().manual_seed(seed)
         made = heatmaps(
-            inn, x, p, 1 - p, METHOD, baselines=model.pixels(data.images[-20:]),
+            inn, x, p, 1 - p, METHOD, baselines=model.pixels(training.images[:20]),
             generator=generator, batch_size=8,
         )  # fmt: skip
         maps.append(made.maps.cpu())
