@@ -91,7 +91,7 @@ def test_digits_are_of_every_other_class_and_drawn_by_the_seed(test_digits: Data
     assert len(places.unique()) == len(places)
     assert torch.equal(places, beta_models.draw_digits(test_digits, 0))
     assert not torch.equal(places, beta_models.draw_digits(test_digits, 1))
-    with pytest.raises(InputError, match="more images"):
+    with pytest.raises(InputError, match="--limit 200"):
         beta_models.draw_digits(test_digits.first(10), 0)
 
 

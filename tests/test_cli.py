@@ -322,7 +322,7 @@ def test_one_bad_image_does_not_stop_the_others(three: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     code, stdout, stderr = run("explain", text, three, "--target", 8, "--out", out)
     assert code == 2
-    assert "1 of the images were left out" in stderr
+    assert "left out 1 of 2 images: " in stderr
     assert "text.png" in stderr
     assert len(list(out.glob("*-explanation.png"))) == 1
     assert "to 8:" in stdout

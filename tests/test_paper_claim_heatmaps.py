@@ -281,6 +281,10 @@ def test_shares_in_the_mouth_are_percent_in_words() -> None:
     assert "| mouth | 37.0 % | 1.50 [1.48, 1.52] |" in claim.detail
 
 
+SPLITS = {"test": 7, "train": 8}
+"""With the seeds of their images."""
+
+
 @pytest.fixture
 def four_models(generator) -> Context:
     """Models of faces that differ in where they lead, and labels of which few, half or most."""
@@ -291,12 +295,12 @@ def four_models(generator) -> Context:
         model.mu_bar = model.mu_bar + 0.3 * noise
         models[name] = model
         labels[dataset] = (torch.arange(40) % 5 < number + 1).long()
-    images = random_images(40, 3, 2, 7).images
+    images = {split: random_images(40, 3, 2, seed).images for split, seed in SPLITS.items()}
     context = Context(seed=3)
     vars(context)["model"] = models.__getitem__
-    vars(context)["data"] = lambda dataset, split: {
-        "test": Dataset(images, labels[dataset], ("a", "b")),
-    }[split]
+    vars(context)["data"] = lambda dataset, split: Dataset(
+        images[split], labels[dataset], ("a", "b")
+    )
     return context
 
 
@@ -368,7 +372,8 @@ def not_seen(context: Context, n: int, ours: float):
     compared = SimpleNamespace(same=alike)
     index = torch.arange(10)
     lipstick = audit_with(index=index, images=data.images[:10], comparisons=(compared,))
-    return faces.others_do_not_see(lipstick, data, models, n, 0, lambda *_: None)
+    training = context.data(faces.MODELS["celeba-lipstick"], "train")
+    return faces.others_do_not_see(lipstick, training, models, n, 0, lambda *_: None)
 
 
 def test_established_maps_are_compared_like_ours(four_models, generator, monkeypatch) -> None:
@@ -385,7 +390,8 @@ def test_established_maps_are_compared_like_ours(four_models, generator, monkeyp
         assert explained.mu_bar is model.mu_bar
         assert torch.equal(p, model.predict(x).argmax(1).to(p))
         assert torch.equal(q, 1 - p)
-        assert len(more["baselines"]) == 20
+        training = four_models.data(faces.MODELS[name], "train").images
+        assert torch.equal(more["baselines"], model.pixels(training[:20]))
     cosine = F.cosine_similarity(a.flatten(1), b.flatten(1)).abs()
     assert claim.numbers["cosine"].mean == pytest.approx(float(cosine.mean()), rel=1e-5)
     for name, other in (("rank", range(8)), ("rank_control", [7, *range(7)])):

@@ -379,8 +379,8 @@ def test_command_writes_the_networks_and_their_record(faces, tmp_path: Path) -> 
     assert loaded.settings == TeacherSettings(members=3, width=4, epochs=2, seed=5)
     assert record["settings"] == dataclasses.asdict(loaded.settings)
     assert record["command"].endswith("--members 3 --epochs 2 --seed 5 --limit 4")
-    assert (record["training_images"], record["validation_images"]) == (4, 30)
-    errors = attribute_errors(loaded.teachers, tinted(30, attributes=40))
+    assert (record["training_images"], record["validation_images"]) == (4, 4)
+    errors = attribute_errors(loaded.teachers, tinted(30, attributes=40).first(4))
     assert {who: list(named.values()) for who, named in record["errors"].items()} == errors
     for name in ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup"):
         both = [100 * errors[who][ATTRIBUTES.index(name)] for who in ("ensemble", "single")]

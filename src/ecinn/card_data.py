@@ -55,8 +55,8 @@ DATA: Mapping[str, CardData] = {
         failures=(
             "Celebrities under good light, young more often than not, are not people at large: "
             "its error differs between groups of people, which `ecinn audit` measures.",
-            "Changes are seldom confined to one feature: with a smile the shading of the skin "
-            "changes too.",
+            "Changes are seldom confined to one feature: often the shading of the skin changes "
+            "too.",
             "Pictures that show no face, or one turned or off centre, are read all the same; most "
             "of them are marked as unlike the training images, not all.",
         ),
