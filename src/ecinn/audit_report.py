@@ -13,7 +13,7 @@ from ecinn import pictures
 from ecinn.audit import EXAMPLES, Audit, Comparison, Group, Rate
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.heatmap_pictures import overlay_array
-from ecinn.metrics.intervals import Interval
+from ecinn.metrics.intervals import Interval, wilson_interval
 from ecinn.pictures import Array, image_array, percent
 from ecinn.pixels import to_uint8
 
@@ -104,9 +104,11 @@ def find_cautions(audit: Audit) -> Iterable[str]:
         share = _share(1 - overall.typical_counterfactual.share)
         yield f"{share} of the changed pictures are unlike those that the model learned from."
     for group in (*audit.classes, *audit.subgroups):
-        if group.error.low > overall.error.high:
-            often = f"{group.error.count} of {group.n}, against {_share(overall.error.share)}"
-            yield f"“{group.name}” is misread more often than others: {often} of all pictures."
+        own, every = group.error, overall.error
+        others, wrong = every.n - own.n, every.count - own.count
+        if others and own.low > wilson_interval(wrong, others)[1]:
+            often = f"{own.count} of {own.n}, against {wrong} of {others}"
+            yield f"“{group.name}” is misread more often than others: {often}."
     if n >= FEW and (few := [g.name for g in audit.subgroups if g.n < FEW_OF_A_GROUP]):
         yield f"Too few pictures to say anything of: {', '.join(few)}."
     for comparison in audit.comparisons:
