@@ -372,7 +372,7 @@ def test_cautions_follow_the_figures(done: Audit) -> None:
     assert "background changes 1.2 times" in said(regions=background(1.2))
     assert "background" not in said(regions=background(0.9))
     few_wrong, all_wrong = rate(torch.arange(50) < 2), rate(torch.arange(50) < 50)
-    overall = replace(done.overall, error=few_wrong, reached=all_wrong)
+    overall = replace(done.overall, reached=all_wrong)
     assert "misread" not in said(overall=overall, classes=(), subgroups=(overall,))
     assert "not read as was asked" in said(overall=replace(overall, reached=few_wrong))
     assert "not read as was asked" not in said(overall=overall)
