@@ -397,6 +397,9 @@ def test_wrong_networks_are_refused_in_words(inn, ask) -> None:
         ask(cnn(), "ecinn")
     with pytest.raises(InputError, match="ExplainedINN"):
         ask(inn.classifier, "deep_lift")
+    with pytest.raises(InputError, match=r"ecinn\.load"):
+        # Past the type checker, as above.
+        heatmaps.__wrapped__(torch.sin, torch.zeros(1, 1, 8, 8), 0, 1, "deep_lift")
     with pytest.raises(InputError, match=r"eval\(\)"):
         ask(cnn().train(), "deep_lift")
     with pytest.raises(InputError, match="scores are of shape"):

@@ -203,6 +203,8 @@ def heatmaps(
     if method not in METHODS:
         raise InputError(f"method is one of {', '.join(METHODS)}, not {method!r}")
     if not isinstance(explained, ExplainedINN | nn.Module):
+        if not isinstance(explained, Explainer):
+            raise InputError("give what ecinn.load gives, or a torch.nn.Module of class scores")
         explained = ExplainedINN(explained.classifier, explained.mu_bar)
     p, q = (_of_all(each, x) for each in (p, q))
     _check_pairs(x, p, q)

@@ -47,6 +47,8 @@ def main() -> None:
     except Exception as error:  # the last resort: no traceback for people who did not ask
         if hasattr(error, "format_message"):
             _refuse(error)
+        if type(error).__name__ == "Abort":
+            _fail("interrupted", INTERRUPTED)
         if os.environ.get("ECINN_DEBUG"):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
