@@ -184,6 +184,16 @@ def test_colour_models_get_colour_at_their_size() -> None:
     assert fitted.notes == ("resized from 100×80 to 64×64, stretched",)
 
 
+def test_a_grey_picture_is_told_to_a_model_of_colours() -> None:
+    told = {
+        mode: fit_photograph(Image.new(mode, (8, 8), 90), (3, 8, 8), digit=False)
+        for mode in ("L", "RGB")
+    }
+    assert told["L"].notes == ("grey, where the model knows colours",)
+    assert told["RGB"].notes == ()
+    assert told["L"].image.unique().tolist() == [90]
+
+
 def test_a_blank_page_is_no_error() -> None:
     blank = fit_photograph(Image.new("L", (50, 50), 255), DIGIT, digit=True)
     assert blank.image.max() == 0

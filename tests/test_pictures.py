@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -14,6 +15,7 @@ from ecinn.pictures import (
     draw,
     heatmap_array,
     image_array,
+    percent,
     png_bytes,
     to_image,
 )
@@ -61,3 +63,19 @@ def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None
     assert below.tobytes() == rest.tobytes()
     lines = np.abs(np.asarray(warned, int) - np.array(WARNING)).sum(2).min(1) == 0
     assert int((np.diff(lines.astype(int)) == 1).sum()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.0, "0.0 %"),
+        (1e-6, "< 0.1 %"),
+        (0.0006, "0.1 %"),
+        (0.5, "50.0 %"),
+        (0.9994, "99.9 %"),
+        (0.99951, "> 99.9 %"),
+        (1.0, "> 99.9 %"),
+    ],
+)
+def test_what_is_not_certain_is_never_said_to_be(share: float, words: str) -> None:
+    assert percent(share) == words

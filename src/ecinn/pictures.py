@@ -105,8 +105,10 @@ def webp_bytes(picture: Image.Image, quality: int = 90) -> bytes:
 
 
 def percent(share: float) -> str:
-    """A probability for people; never 100 % for what is not certain."""
-    return "> 99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
+    """A probability for people; never 100 % for what is not certain, nor 0 % for what may be."""
+    if share > 0.9995:
+        return "> 99.9 %"
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def below_each_other(pictures: Sequence[Image.Image]) -> Image.Image:

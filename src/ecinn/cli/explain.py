@@ -14,6 +14,7 @@ from ecinn.cli.progress import CelebA, load_images
 from ecinn.errors import InputError
 from ecinn.explain import Targets
 from ecinn.files import output_folder
+from ecinn.pictures import percent
 from ecinn.pixels import to_pixels
 from ecinn.pretrained import Model, load
 from ecinn.reports import write_report
@@ -154,7 +155,7 @@ def _describe(report: dict[str, Any]) -> None:
     """One image's results in words."""
     predicted = report["predicted"]
     share = report["posterior"][predicted]
-    out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({100 * share:.1f} %)", end="")
+    out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({percent(share)})", end="")
     remarks = "; ".join(report["notes"])
     out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
     if report["unlike"]:
@@ -164,14 +165,14 @@ def _describe(report: dict[str, Any]) -> None:
         convincing = target["convincing"]
         posterior = convincing["stored_posterior"] or convincing["posterior"]
         where = "stored image" if convincing["stored_posterior"] else "before rounding"
-        verdict = f"{convincing['winner']} {100 * posterior[convincing['winner']]:.1f} % ({where})"
+        verdict = f"{convincing['winner']} {percent(posterior[convincing['winner']])} ({where})"
         colour = "green" if target["as_asked"] else "yellow"
         third = target["third_class"]
         asked = report["confidence"]
         missed = "not reached"
         if asked is not None:
             got = posterior[target["target"]]
-            verdict = f"{100 * got:.1f} % of {100 * asked:g} % asked ({where})"
+            verdict = f"{percent(got)} of {100 * asked:g} % asked ({where})"
             missed = f"read as {convincing['winner']}: not as asked"
         if not target["as_asked"]:
             untried = target["reachable"] and not target["corrections"]

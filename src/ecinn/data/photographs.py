@@ -52,6 +52,8 @@ def fit_photograph(
             notes.append("colour turned to grey")
         flat = flat.convert("L")
     else:
+        if flat.mode == "L":
+            notes.append("grey, where the model knows colours")
         flat = flat.convert("RGB")
     if digit:
         flat = _frame_digit(flat, (width, height), notes)
