@@ -15,7 +15,8 @@ import torch
 from conftest import randomise
 from ecinn import cli
 from ecinn.audit import GRID, SUBGROUPS, Audit, Group, audit, rate, similarity
-from ecinn.audit_report import cell_name, find_cautions, report
+from ecinn.audit_cautions import find_cautions
+from ecinn.audit_report import cell_name, report
 from ecinn.checkpoints import Checkpoint, save_checkpoint
 from ecinn.cli.audit import numbers
 from ecinn.data.celeba import ATTRIBUTES
@@ -341,7 +342,7 @@ def test_the_page_is_whole_and_carries_all_it_needs(kind, faces, small_architect
     names = ("<script>alert(1)</script>", 'b"&', "c", "d")
     model = faces if kind == "faces" else small_model(small_architecture, "mnist", names)
     result = audit(model, data, n=30, others={"<i>me</i>": model})
-    text = report(result)
+    text = report(result, "ecinn audit <me>")
     page = Page(text)
     assert page.tags[0] == ("html", {"lang": "en"})
     assert "http" not in text
@@ -352,6 +353,7 @@ def test_the_page_is_whole_and_carries_all_it_needs(kind, faces, small_architect
     assert not {"link", "iframe", "object"} & {tag for tag, _ in page.tags}
     assert "Beside <i>me</i>" in page.said
     assert "What does small look at?" in page.said
+    assert "ecinn audit <me>" in page.said
     if kind == "four":
         assert "→ <script>alert(1)</script>" in page.said
     else:

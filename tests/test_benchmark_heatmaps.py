@@ -20,7 +20,8 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.planted import Cue
 from ecinn.errors import InputError
 from ecinn.experiments import MNIST
-from ecinn.heatmaps import METHODS, ExplainedINN, Heatmaps, ecinn_heatmaps
+from ecinn.heatmap_scores import ExplainedINN
+from ecinn.heatmaps import METHODS, Heatmaps, ecinn_heatmaps
 from ecinn.heatmaps import heatmaps as make_heatmaps
 from ecinn.metrics.intervals import paired_difference_interval
 from ecinn.model.classifier import GenerativeClassifier

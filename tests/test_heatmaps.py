@@ -12,16 +12,8 @@ from torch import Tensor, nn
 from conftest import randomise
 from ecinn.errors import InputError
 from ecinn.explain import explain
-from ecinn.heatmaps import (
-    METHODS,
-    DensityLogits,
-    ExplainedINN,
-    Heatmaps,
-    HeatmapSettings,
-    LinearLogits,
-    ecinn_heatmaps,
-    heatmaps,
-)
+from ecinn.heatmap_scores import DensityLogits, ExplainedINN, LinearLogits
+from ecinn.heatmaps import METHODS, Heatmaps, HeatmapSettings, ecinn_heatmaps, heatmaps
 
 GRADIENT_METHODS = METHODS[1:]
 FEW = HeatmapSettings(steps=6, baselines=3, samples=4, noise=0.05)

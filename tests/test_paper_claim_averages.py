@@ -185,7 +185,7 @@ def test_a_share_is_of_sums_and_its_interval_that_of_the_delta_method(generator,
     kept = torch.arange(400) != 7
     again = averages.share_of(gap, whole, generator).mean
     assert again == pytest.approx(float(part[kept].sum() / whole[kept].sum()))
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match="needs 1 pairs or more"):
         averages.share_of(part * torch.nan, whole, generator)
 
 

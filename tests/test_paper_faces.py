@@ -12,7 +12,8 @@ from torch import nn
 from ecinn import pictures
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.heatmaps import METHODS, ExplainedINN, heatmaps
+from ecinn.heatmap_scores import ExplainedINN
+from ecinn.heatmaps import METHODS, heatmaps
 from ecinn.paper import faces, supplement
 from ecinn.paper.artefact import Context
 from test_benchmark_heatmaps import small_model

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ecinn import pictures
 from ecinn.audit import EXAMPLES, Audit, Comparison, Group, Rate
+from ecinn.audit_cautions import find_cautions
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.heatmap_pictures import overlay_array
-from ecinn.metrics.intervals import Interval, wilson_interval
+from ecinn.metrics.intervals import Interval
 from ecinn.pictures import Array, image_array, percent
 from ecinn.pixels import to_uint8
 
 COLUMNS = ("far left", "left", "centre", "right", "far right")
-FEW, FEW_OF_A_GROUP, REACHED, TYPICAL, ALIKE, APART = 100, 30, 0.95, 0.9, 0.5, 0.1
-"""Pictures and shares below which there is a caution; likeness of maps above and below which two
-models are said to look at the same thing, or at different ones."""
+APART = 0.1
+"""Likeness of maps up to which two models are said to look at different things."""
 PERCENTILE = 99.9
 """Of a map gets full colour: a single dot that says the class must not drown in what is left."""
 
@@ -64,8 +64,12 @@ break-inside:avoid}h2,h3{break-after:avoid}.scroll{overflow:visible}
 """
 
 
-def report(audit: Audit) -> str:
-    """The page: what this is, what the model looks at, then the details."""
+def report(audit: Audit, command: str) -> str:
+    """The page: what this is, what the model looks at, then the details.
+
+    Args:
+        command: what makes it again.
+    """
     name = escape(audit.model)
     lede = (
         f"This page shows what the classifier <b>{name}</b> looks at, over {len(audit.images)} "
@@ -78,7 +82,7 @@ def report(audit: Audit) -> str:
         cautions = f'<section class="cautions"><h2>Take care</h2><ul>{cautions}</ul></section>'
     sections = [_headline(audit), cautions, _pairs(audit), _places(audit)]
     sections += [_comparison(audit, comparison) for comparison in audit.comparisons]
-    sections += [_groups(audit), _examples(audit), _LIMITS, _method(audit)]
+    sections += [_groups(audit), _examples(audit), _LIMITS, _method(audit, command)]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -87,37 +91,6 @@ def report(audit: Audit) -> str:
         + "\n".join(sections)
         + "\n</main>\n</body>\n</html>\n"
     )
-
-
-def find_cautions(audit: Audit) -> Iterable[str]:
-    """What the figures themselves warn of, in words."""
-    n, overall = len(audit.images), audit.overall
-    if n < FEW:
-        yield f"Only {n} pictures were looked at: every figure here is rough. Take more (--n)."
-    for region in audit.regions:
-        if region.name == "background" and region.density.mean > 1:
-            much = f"{region.density.mean:.1f} times an average place"
-            yield f"The background changes {much}: the model may look at things beside the face."
-    if overall.reached.share < REACHED:
-        yield f"{n - overall.reached.count} of {n} changed pictures are not read as was asked."
-    if overall.typical_counterfactual.share < TYPICAL:
-        share = _share(1 - overall.typical_counterfactual.share)
-        yield f"{share} of the changed pictures are unlike those that the model learned from."
-    for group in (*audit.classes, *audit.subgroups):
-        own, every = group.error, overall.error
-        others, wrong = every.n - own.n, every.count - own.count
-        if others and own.low > wilson_interval(wrong, others)[1]:
-            often = f"{own.count} of {own.n}, against {wrong} of {others}"
-            yield f"“{group.name}” is misread more often than others: {often}."
-    if n >= FEW and (few := [g.name for g in audit.subgroups if g.n < FEW_OF_A_GROUP]):
-        yield f"Too few pictures to say anything of: {', '.join(few)}."
-    for comparison in audit.comparisons:
-        same, control = comparison.same.absolute, comparison.shuffled.absolute
-        if same.mean >= ALIKE and same.low > control.high:
-            yield (
-                f"The maps of {comparison.other} are much like these (likeness {same.mean:.2f} of "
-                "1): these two models may look at the same thing."
-            )
 
 
 def cell_name(row: int, column: int, grid: Sequence[int]) -> str:
@@ -334,20 +307,15 @@ react to things that no map here shows, and an average hides what differs betwee
 </ul></section>"""
 
 
-def _method(audit: Audit) -> str:
+def _method(audit: Audit, command: str) -> str:
     each = "; each goes to one other class, in turn" if len(audit.class_names) > 2 else ""
-    others = "".join(f" --with {escape(comparison.other)}" for comparison in audit.comparisons)
-    command = (
-        f"ecinn audit {escape(audit.model)}{others} --split {escape(audit.split)} "
-        f"--n {len(audit.images)} --seed {audit.seed}"
-    )
     return (
         "<section><h2>How it was made</h2><p>The classifier is an invertible network. A picture x "
         "becomes a point z; z is moved from the mean point of the class that is read towards that "
         "of another one, and turned back into a picture x̂ (ECINN, at α₁). Maps are x̂ − x. "
         f"{len(audit.images)} of {audit.available} pictures of {escape(audit.dataset)}, "
         f"drawn with seed {audit.seed}{each}. ecinn {version('ecinn')}, "
-        f"<code>{command}</code></p></section>"
+        f"<code>{escape(command)}</code></p></section>"
     )
 
 

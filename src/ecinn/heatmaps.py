@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from ecinn import equations
 from ecinn.errors import InputError
 from ecinn.explain import convincing_latent
 from ecinn.explanation import Images
+from ecinn.heatmap_scores import Classes, ExplainedINN, Explainer, PairScore
 from ecinn.invertible_classifier import InvertibleClassifier
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.precision import exact_convolutions
@@ -25,15 +26,12 @@ HeatmapMethod = Literal[
     "ecinn", "integrated_gradients", "deep_lift", "deep_lift_shap", "gradient_shap"
 ]
 METHODS: tuple[HeatmapMethod, ...] = get_args(HeatmapMethod)
-Logit = Literal["linear", "density"]
 BATCH_SIZE = 32
 """Images at once through the network with gradients: some 3 GB for faces of 64×64."""
 
 _BEYOND = 0.5
 """What noise may add to a pixel."""
 
-Scores = Float[Tensor, "*batch classes"]
-Classes = Int[Tensor, " batch"]
 _NON_LINEAR = (nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 """What DeepLift has rules for."""
@@ -91,87 +89,6 @@ class Heatmaps:
         if self.output_change is None:
             return None
         return self.maps.flatten(1).sum(1) - self.output_change
-
-
-class LinearLogits(nn.Module):
-    """z·μ_y − ½‖μ_y‖² of every class: the posterior of Eq. 2, linear in z."""
-
-    def __init__(self, classifier: GenerativeClassifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Scores of which the softmax is p(y|x)."""
-        # Not `encode`, which cuts a large batch: DeepLift needs x and its baseline in one.
-        z, _ = self.classifier.inn(x)
-        return equations.linear_logits(z, self.classifier.mu)
-
-
-class DensityLogits(LinearLogits):
-    """−½‖z − μ_y‖² of every class: the same posterior, quadratic in z."""
-
-    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Scores of which the softmax is p(y|x)."""
-        z: Tensor = self.classifier.inn(x)[0]
-        return -0.5 * (z[:, None] - self.classifier.mu).square().sum(-1)
-
-
-class PairScore(nn.Module):
-    """F(x) = s_q(x) − s_p(x), the log-odds of q against p."""
-
-    def __init__(self, scores: nn.Module) -> None:
-        super().__init__()
-        self.scores = scores
-
-    def forward(self, x: Images, p: Classes, q: Classes) -> Float[Tensor, " batch"]:
-        """F of every image for its own pair."""
-        return self.compare(self.scores(x), p, q)
-
-    def compare(
-        self, scores: Scores, p: Int[Tensor, "*batch"], q: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """F from all classes' scores."""
-        of_p, of_q = scores.gather(-1, torch.stack([p, q], -1)).unbind(-1)
-        return of_q - of_p
-
-
-class DepartureScore(PairScore):
-    """F(x) = −s_p(x): away from p, wherever that leads."""
-
-    def compare(
-        self, scores: Scores, p: Int[Tensor, "*batch"], q: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """F from all classes' scores."""
-        return -scores.gather(-1, p[..., None]).squeeze(-1)
-
-
-@runtime_checkable
-class Explainer(Protocol):
-    """What `ecinn.load` gives: an INN with its measured means."""
-
-    classifier: GenerativeClassifier
-    mu_bar: Float[Tensor, "classes dim"]
-
-
-@dataclass(frozen=True)
-class ExplainedINN:
-    """An INN as `heatmaps` takes it."""
-
-    classifier: GenerativeClassifier
-    mu_bar: Float[Tensor, "classes dim"]
-    logit: Logit = "linear"
-    """What the gradient methods attribute: "linear" is fair to them, "density" the paper's."""
-
-    @property
-    def score(self) -> PairScore:
-        """The F that is attributed."""
-        if self.logit not in get_args(Logit):
-            raise InputError(f"logit is linear or density, not {self.logit!r}")
-        if self.logit == "linear":
-            return PairScore(LinearLogits(self.classifier))
-        # The paper only says that Captum was used. Captum asks for one class, and what IB-INN puts
-        # out for it is −½‖z − μ_p‖². (A difference of two such is the linear one.)
-        return DepartureScore(DensityLogits(self.classifier))
 
 
 def heatmaps(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ecinn.benchmark.heatmap_results import Measure, Role, Section
 from ecinn.explanation import Images
-from ecinn.heatmaps import Classes, Heatmaps
+from ecinn.heatmap_scores import Classes
+from ecinn.heatmaps import Heatmaps
 from ecinn.metrics.heatmaps import Importance, PerImage, importance
 from ecinn.metrics.replacement import area_under_curve, replacement_curve
 from ecinn.model.classifier import GenerativeClassifier

@@ -8,7 +8,7 @@ from ecinn.benchmark.heatmap_results import Measure, Role
 from ecinn.benchmark.quality import CUES
 from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.explanation import Images
-from ecinn.heatmaps import Classes
+from ecinn.heatmap_scores import Classes
 from ecinn.metrics import heatmaps as metrics
 from ecinn.metrics.heatmaps import Importance, PerImage
 

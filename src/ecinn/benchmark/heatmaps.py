@@ -34,10 +34,10 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.evaluation import random_offsets
 from ecinn.explanation import Images
+from ecinn.heatmap_scores import ExplainedINN
 from ecinn.heatmaps import (
     DEFAULTS,
     METHODS,
-    ExplainedINN,
     HeatmapMethod,
     Heatmaps,
     _captum,

@@ -12,7 +12,7 @@ from ecinn import equations
 from ecinn.errors import EcinnError
 from ecinn.explain import class_means
 from ecinn.explanation import Images
-from ecinn.heatmaps import ExplainedINN
+from ecinn.heatmap_scores import ExplainedINN
 from ecinn.model.bijections import Coupling
 from ecinn.model.classifier import GenerativeClassifier
 from ecinn.precision import exact_convolutions

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ecinn.audit import Audit, Flips, Reading
 from ecinn.audit import audit as audit_model
-from ecinn.audit_report import find_cautions, report
+from ecinn.audit_cautions import find_cautions
+from ecinn.audit_report import report
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
@@ -51,7 +52,12 @@ def audit(
         result = audit_model(
             loaded, data, others=compared, n=n, seed=seed, split=split.value, observe=observe
         )
-    atomic_write(page, report(result).encode())
+    compared_with = "".join(f" --with {name}" for name in compared)
+    faces = " --celeba DIR" if loaded.checkpoint.experiment.dataset.startswith("celeba/") else ""
+    command = (
+        f"ecinn audit {_name(model)}{compared_with} --split {split.value} --n {n} --seed {seed}"
+    )
+    atomic_write(page, report(result, command + faces).encode())
     if json_output:
         print_json(numbers(result) | {"file": str(page)})
         return

@@ -22,7 +22,7 @@ from ecinn.metrics.intervals import Interval
 from ecinn.metrics.strokes import slant, thickness
 from ecinn.paper.artefact import Context
 from ecinn.paper.claim import Claim, number, of_votes, percent, table
-from ecinn.paper.claim_measures import RESAMPLES, Values
+from ecinn.paper.claim_measures import share_of
 from ecinn.pixels import to_uint8
 from ecinn.precision import exact_convolutions
 from ecinn.pretrained import Model
@@ -58,7 +58,7 @@ class Left:
     def cancelled(self) -> bool:
         """Next to nothing is left of anything but the class."""
         gone = all(share.high <= CANCELLED for share in self.shares.values())
-        return gone and self.says_q.high > SAYS_Q
+        return gone and self.says_q.share >= SAYS_Q
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +114,6 @@ def decoded(model: Model, z: Float[Tensor, "batch dim"]) -> Images:
     """f⁻¹(z), with 8 bits."""
     with exact_convolutions():
         return to_uint8(model.classifier.decode(z.to(model.device))).cpu()
-
-
-def share_of(part: Values, whole: Values, generator: torch.Generator) -> Interval:
-    """Σ part / Σ whole, with the percentile bootstrap's interval over images."""
-    both = part.isfinite() & whole.isfinite()
-    part, whole = part[both].double(), whole[both].double()
-    if not len(part):
-        raise InputError("a share needs at least one image")
-    drawn = torch.randint(len(part), (RESAMPLES, len(part)), generator=generator)
-    shares = part[drawn].sum(1) / whole[drawn].sum(1)
-    ends = shares.quantile(torch.tensor([0.025, 0.975], dtype=shares.dtype))
-    return Interval(float(part.sum() / whole.sum()), *ends.tolist())
 
 
 def left_over(

@@ -7,7 +7,8 @@ import torch
 from ecinn.audit import Audit, Rate, audit, rate
 from ecinn.benchmark.heatmap_results import LABELS
 from ecinn.data.dataset import Dataset
-from ecinn.heatmaps import ExplainedINN, HeatmapMethod, heatmaps
+from ecinn.heatmap_scores import ExplainedINN
+from ecinn.heatmaps import HeatmapMethod, heatmaps
 from ecinn.metrics.heatmaps import importance, rank_similarity
 from ecinn.metrics.intervals import confidence_interval, paired_difference_interval
 from ecinn.paper.artefact import Context

@@ -15,14 +15,8 @@ from ecinn.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.benchmark.side_by_side import Pairs
 from ecinn.data.dataset import Dataset
 from ecinn.explanation import Images
-from ecinn.heatmaps import (
-    DEFAULTS,
-    METHODS,
-    ExplainedINN,
-    HeatmapMethod,
-    Heatmaps,
-    heatmaps,
-)
+from ecinn.heatmap_scores import ExplainedINN
+from ecinn.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmaps, heatmaps
 from ecinn.judges import ConvolutionalNetwork, scaled
 from ecinn.metrics.intervals import Interval, confidence_interval, paired_difference_interval
 from ecinn.metrics.replacement import blurred, noise_like

@@ -122,12 +122,16 @@ def _wait_for(device: torch.device) -> None:
 
 def pearson(a: Values, b: Values, generator: torch.Generator) -> Interval:
     """Pearson's r with the percentile bootstrap's interval over pairs."""
-    return _correlation(_pearson, a, b, generator)
+    return over_pairs(_pearson, a, b, generator, least=3)
 
 
 def spearman(a: Values, b: Values, generator: torch.Generator) -> Interval:
     """Spearman's ρ with the percentile bootstrap's interval over pairs."""
-    return _correlation(lambda a, b: rank_similarity(a[:, None], b[:, None]), a, b, generator)
+
+    def of(a: Tensor, b: Tensor) -> Tensor:
+        return rank_similarity(a[:, None], b[:, None])
+
+    return over_pairs(of, a, b, generator, least=3)
 
 
 def _pearson(
@@ -137,13 +141,24 @@ def _pearson(
     return map_similarity(a[:, None, None], b[:, None, None])
 
 
-def _correlation(
-    of: Callable[[Tensor, Tensor], Tensor], a: Values, b: Values, generator: torch.Generator
+def share_of(part: Values, whole: Values, generator: torch.Generator) -> Interval:
+    """Σ part / Σ whole with the percentile bootstrap's interval over pairs."""
+    return over_pairs(lambda a, b: a.sum(1) / b.sum(1), part, whole, generator, least=1)
+
+
+def over_pairs(
+    of: Callable[[Tensor, Tensor], Tensor],
+    a: Values,
+    b: Values,
+    generator: torch.Generator,
+    *,
+    least: int,
 ) -> Interval:
+    """What a function of (samples, values) says of the finite pairs, with its interval."""
     both = a.isfinite() & b.isfinite()
     a, b = a[both].double(), b[both].double()
-    if len(a) < 3:
-        raise InputError(f"a correlation needs 3 pairs or more, not {len(a)}")
+    if len(a) < least:
+        raise InputError(f"a share or correlation needs {least} pairs or more, not {len(a)}")
     drawn = torch.randint(len(a), (RESAMPLES, len(a)), generator=generator)
     ends = of(a[drawn], b[drawn]).quantile(torch.tensor([0.025, 0.975], dtype=a.dtype))
     return Interval(float(of(a[None], b[None])), *ends.tolist())

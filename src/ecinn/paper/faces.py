@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ecinn import pictures
 from ecinn.benchmark.heatmap_results import LABELS as METHOD_NAMES
 from ecinn.errors import InputError
-from ecinn.heatmaps import DEFAULTS, METHODS, ExplainedINN, HeatmapMethod, heatmaps
+from ecinn.heatmap_scores import ExplainedINN
+from ecinn.heatmaps import DEFAULTS, METHODS, HeatmapMethod, heatmaps
 from ecinn.inception_training import load_inception
 from ecinn.paper import grid
 from ecinn.paper.artefact import Artefact, Context, Made, Need
