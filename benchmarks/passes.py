@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 import ecinn
-from ecinn.explain import counterfactual
+from ecinn.explanation.counterfactual import counterfactual
 from ecinn.pixels import to_pixels
 
 

@@ -5,23 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ecinn.checkpoints import shipped_models
-from ecinn.model.classifier import GenerativeClassifier
-from ecinn.model.inn import Architecture, Stage
-from ecinn.pretrained import Model, load
+from ecinn.classifier.checkpoint import shipped_models
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.flow.network import Architecture, Stage
+from ecinn.model import Model, load
+from helpers.builders import randomise
 
 torch.set_num_threads(1)
-
-
-def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
-    """A flow that starts as the identity passes every test, wrong ones included."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
-            parameter.add_(scale * noise.to(parameter.dtype) / fan_in**0.5)
-    return module
 
 
 @pytest.fixture

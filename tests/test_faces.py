@@ -1,17 +1,16 @@
 """The models of faces that ship: they load, they hold what they promise on real faces."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
-from ecinn.checkpoints import SHIPPED, load_checkpoint
+from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint
 from ecinn.data.celeba import class_names
 from ecinn.data.dataset import Dataset, load_dataset
-from ecinn.pretrained import Model, load
+from ecinn.model import Model, load
+from helpers.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[1]
 FACES = REPOSITORY.parent / "shared" / "data" / "celeba"
 needs_faces = pytest.mark.skipif(not FACES.is_dir(), reason="needs ../shared/data/celeba")
 NAMES = ("celeba-smile", "celeba-cheekbones", "celeba-lipstick", "celeba-makeup")
@@ -82,7 +81,7 @@ def test_all_files_together_stay_small() -> None:
 
 
 def test_a_card_is_written_for_each(model: Model) -> None:
-    from ecinn.cards import card
+    from ecinn.classifier.card import card
 
     text = card(load_checkpoint(model.checkpoint.experiment.name), 5_000_000).markdown()
     assert "non-commercial" in text

@@ -1,15 +1,15 @@
 """Counterfactual explanations of images in two network evaluations (ECINN)."""
 
-from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.recipes import EXPERIMENTS, Experiment
 from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.errors import EcinnError, InputError
-from ecinn.evaluation import Evaluation, evaluate
-from ecinn.experiments import EXPERIMENTS, Experiment
-from ecinn.explain import class_means, explain
-from ecinn.explanation import Certificate, Explanation
-from ecinn.invertible_classifier import InvertibleClassifier
-from ecinn.pretrained import Model, load
-from ecinn.training import train
+from ecinn.explanation.counterfactual import class_means, explain
+from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.result import Certificate, Explanation
+from ecinn.model import Model, load
+from ecinn.training.evaluation import Evaluation, evaluate
+from ecinn.training.loop import train
 
 __version__ = "0.1.0"
 

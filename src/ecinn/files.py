@@ -6,6 +6,9 @@ from pathlib import Path
 
 from ecinn.errors import EcinnError, InputError
 
+ASSETS = Path(__file__).parent / "assets"
+"""Files that the package ships: models, MNIST, judges, measured results."""
+
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Replace the file at once, or leave what was there; folders are made where they lack."""

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from ecinn.audit import Audit, Flips, Reading
-from ecinn.audit import audit as audit_model
-from ecinn.audit_cautions import find_cautions
-from ecinn.audit_report import report
+from ecinn.auditing.cautions import find_cautions
+from ecinn.auditing.measurement import Audit, Flips, Reading
+from ecinn.auditing.measurement import audit as audit_model
+from ecinn.auditing.page import report
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.metrics.intervals import Interval
-from ecinn.pretrained import load
+from ecinn.metrics.statistics import Interval
+from ecinn.model import load
 
 
 @app.command()
@@ -80,7 +80,7 @@ def _without_pictures(value: Any) -> Any:  # noqa: ANN401
         kept = {name: each for name, each in fields.items() if not isinstance(each, left_out)}
         return {name: _without_pictures(each) for name, each in kept.items()}
     if isinstance(value, Interval):
-        return value._asdict()
+        return dataclasses.asdict(value)
     return [_without_pictures(each) for each in value] if isinstance(value, tuple) else value
 
 

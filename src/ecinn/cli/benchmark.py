@@ -11,24 +11,24 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from ecinn.benchmark import tables
-from ecinn.benchmark.authors import DATASETS, AuthorsResult, score_authors
-from ecinn.benchmark.consistency import measure_consistency
-from ecinn.benchmark.figure import cost_figure, sheet
-from ecinn.benchmark.methods import METHODS, require_known
-from ecinn.benchmark.quality import CUES, JUDGES, find_judges
-from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
-from ecinn.benchmark.side_by_side import Made, Pairs, SideBySide, compare_methods
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
-from ecinn.data.authors import BenchmarkName, load_authors
 from ecinn.data.dataset import load_dataset
+from ecinn.drawing.pictures import png_bytes
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.judges import JudgeProgress, JudgeSettings, train_judges
-from ecinn.metrics.autoencoders import load_autoencoders
-from ecinn.pictures import png_bytes
-from ecinn.pretrained import load
+from ecinn.model import load
+from ecinn.studies.benchmark import tables
+from ecinn.studies.benchmark.authors import DATASETS, AuthorsResult, score_authors
+from ecinn.studies.benchmark.authors_files import BenchmarkName, load_authors
+from ecinn.studies.benchmark.autoencoders import load_autoencoders
+from ecinn.studies.benchmark.consistency import measure_consistency
+from ecinn.studies.benchmark.figure import cost_figure, sheet
+from ecinn.studies.benchmark.methods import METHODS, require_known
+from ecinn.studies.benchmark.quality import CUES, JUDGES, find_judges
+from ecinn.studies.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.studies.benchmark.side_by_side import Made, Pairs, SideBySide, compare_methods
+from ecinn.studies.judges import JudgeProgress, JudgeSettings, train_judges
 
 benchmark = typer.Typer(
     no_args_is_help=True, help="Measure counterfactuals beside other methods and the authors'."

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from ecinn.benchmark import tables
-from ecinn.benchmark.face_jury import jury_table
-from ecinn.benchmark.faces import FaceResult, faces_table, measure_faces
-from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
 from ecinn.cli.app import Device, Json, device_name, err, plain, print_json
 from ecinn.cli.benchmark import RESULTS, Out, Seed, benchmark, print_tables, say_written
 from ecinn.cli.progress import CelebA, bars, load_images
+from ecinn.drawing.pictures import webp_bytes
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.inception_training import load_inception
-from ecinn.pictures import webp_bytes
-from ecinn.pretrained import Model, load
+from ecinn.model import Model, load
+from ecinn.studies.benchmark import tables
+from ecinn.studies.benchmark.face_jury import jury_table
+from ecinn.studies.benchmark.faces import FaceResult, faces_table, measure_faces
+from ecinn.studies.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.studies.inception.training import load_inception
 
 MODELS = "celeba-smile,celeba-cheekbones,celeba-lipstick,celeba-makeup"
 

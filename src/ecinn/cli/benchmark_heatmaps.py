@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ecinn.benchmark import tables
-from ecinn.benchmark.heatmap_results import HeatmapBenchmark
-from ecinn.benchmark.heatmap_tables import heatmap_tables, sheet
-from ecinn.benchmark.heatmaps import measure_heatmaps, require_methods
-from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.attribution.heatmaps import METHODS
 from ecinn.cli.app import Device, Json, device_name, print_json
 from ecinn.cli.benchmark import (
     RESULTS,
@@ -23,12 +19,16 @@ from ecinn.cli.benchmark import (
     say_written,
 )
 from ecinn.cli.progress import CelebA, bars, load_images
+from ecinn.drawing.pictures import webp_bytes
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.heatmaps import METHODS
-from ecinn.inception_training import load_inception
-from ecinn.pictures import webp_bytes
-from ecinn.pretrained import load
+from ecinn.model import load
+from ecinn.studies.benchmark import tables
+from ecinn.studies.benchmark.heatmap_results import HeatmapBenchmark
+from ecinn.studies.benchmark.heatmap_tables import heatmap_tables, sheet
+from ecinn.studies.benchmark.heatmaps import measure_heatmaps, require_methods
+from ecinn.studies.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.studies.inception.training import load_inception
 
 
 class BaselineName(StrEnum):

@@ -6,22 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from ecinn.benchmark import tables
-from ecinn.benchmark.record import jsonable, provenance, write_json, write_text
-from ecinn.benchmark.rounding import (
-    RoundingCost,
-    measure_rounding,
-    require_rounded,
-    rounding_tables,
-    rounds_to,
-)
 from ecinn.cli.app import Device, Json, device_name, print_json
 from ecinn.cli.benchmark import RESULTS, Out, benchmark, print_tables, say_written
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import output_folder
-from ecinn.pretrained import Model, load
+from ecinn.model import Model, load
+from ecinn.studies.benchmark import tables
+from ecinn.studies.benchmark.record import jsonable, provenance, write_json, write_text
+from ecinn.studies.benchmark.rounding import (
+    RoundingCost,
+    measure_rounding,
+    require_rounded,
+    rounding_tables,
+    rounds_to,
+)
 
 
 @benchmark.command("rounding")

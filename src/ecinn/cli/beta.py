@@ -9,18 +9,18 @@ from typing import Annotated
 import torch
 import typer
 
-from ecinn import training
-from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.recipes import Experiment
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.progress import bars, load_images, training_bar
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.evaluation import evaluate
-from ecinn.experiments import Experiment
 from ecinn.files import output_folder
-from ecinn.judges import load_judges
-from ecinn.paper import beta_models
-from ecinn.pretrained import Model
+from ecinn.model import Model
+from ecinn.studies.judges import load_judges
+from ecinn.studies.paper import beta_models
+from ecinn.training import loop as training
+from ecinn.training.evaluation import evaluate
 
 
 @app.command()

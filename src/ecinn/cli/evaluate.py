@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ecinn.cli.app import Device, Json, app, device_name, err, out, print_json
 from ecinn.cli.progress import CelebA, load_images
-from ecinn.evaluation import evaluate as evaluate_model
-from ecinn.pretrained import load
+from ecinn.model import load
+from ecinn.training.evaluation import evaluate as evaluate_model
 
 
 class SplitName(StrEnum):

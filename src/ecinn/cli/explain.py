@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from ecinn.classifier.out_of_distribution import IN_WORDS
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.progress import CelebA, load_images
+from ecinn.drawing.pictures import percent
 from ecinn.errors import InputError
-from ecinn.explain import Targets
+from ecinn.explanation.counterfactual import Targets
+from ecinn.explanation.files import write_report
 from ecinn.files import output_folder
-from ecinn.pictures import percent
+from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
-from ecinn.pretrained import Model, load
-from ecinn.reports import write_report
-from ecinn.typicality import IN_WORDS
 
 
 class Film(StrEnum):

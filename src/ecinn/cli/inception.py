@@ -15,13 +15,13 @@ from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.augmentation import Augmentation
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
-from ecinn.inception_training import (
+from ecinn.studies.inception.training import (
     InceptionSettings,
     Observe,
     save_inception,
     train_inception,
 )
-from ecinn.network_training import NetworkProgress
+from ecinn.training.plain_networks import NetworkProgress
 
 AUGMENTATION = Augmentation(shift=3.0, whole_pixels=True, flip=True)
 """As the INN of the faces; the paper does not say."""

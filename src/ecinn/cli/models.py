@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ecinn.cards import ModelCard, card
-from ecinn.checkpoints import SHIPPED, load_checkpoint, shipped_models
+from ecinn.classifier.card import ModelCard, card
+from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint, shipped_models
 from ecinn.cli.app import Json, app, out, plain, print_json
 from ecinn.errors import InputError
-from ecinn.training import MODEL_FILE
+from ecinn.training.loop import MODEL_FILE
 
 
 @app.command("models")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ecinn.benchmark.record import write_text
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.progress import CelebA, bars
 from ecinn.data.celeba_files import find_folder
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import output_folder
-from ecinn.paper import beta_models
+from ecinn.studies.benchmark.record import write_text
+from ecinn.studies.paper import beta_models
 
 if TYPE_CHECKING:
-    from ecinn.paper.artefact import Artefact, Context, Made
+    from ecinn.studies.paper.artefact import Artefact, Context, Made
 
 GIVE = {
     "faces": "faces are needed, give --celeba DIR (a folder of CelebA or CelebA-HQ)",
@@ -78,7 +78,7 @@ def paper(
     chosen = device_name(device)
     folder = output_folder(out_dir)
 
-    from ecinn.paper.artefact import Context
+    from ecinn.studies.paper.artefact import Context
 
     with bars() as observe:
         context = Context(seed, faces, inception, beta, chosen, observe)
@@ -99,7 +99,7 @@ def _make_all(
     go_on: bool,
 ) -> list[str]:
     """Make and write one after the other; the names of those that failed."""
-    from ecinn.paper import writing
+    from ecinn.studies.paper import writing
 
     made: list[tuple[Artefact, Made]] = []
     without, failed = dict(missing), []
@@ -139,7 +139,7 @@ def _make_all(
 
 def _artefacts() -> tuple["Artefact", ...]:
     try:
-        from ecinn.paper.registry import ARTEFACTS
+        from ecinn.studies.paper.registry import ARTEFACTS
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise

@@ -15,7 +15,7 @@ from ecinn.cli.progress import CelebA, load_images, training_bar
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
-from ecinn.teacher_training import (
+from ecinn.training.teacher_training import (
     Observe,
     TeacherProgress,
     TeacherSettings,

@@ -11,19 +11,19 @@ import torch
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ecinn import training
-from ecinn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.recipes import EXPERIMENTS, Experiment, Refinement, find_experiment
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.evaluate import print_evaluation
 from ecinn.cli.progress import CelebA, load_images
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.evaluation import evaluate as evaluate_model
-from ecinn.experiments import EXPERIMENTS, Experiment, Refinement, find_experiment
 from ecinn.files import atomic_write, output_folder
-from ecinn.mixing import mix
-from ecinn.pretrained import Model
-from ecinn.teacher_training import load_teacher
+from ecinn.model import Model
+from ecinn.training import loop as training
+from ecinn.training.averaging import mix
+from ecinn.training.evaluation import evaluate as evaluate_model
+from ecinn.training.teacher_training import load_teacher
 
 
 @app.command()

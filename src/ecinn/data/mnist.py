@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ecinn.data.dataset import Dataset, Split
 from ecinn.errors import InputError
+from ecinn.files import ASSETS
 
-SHIPPED = Path(__file__).parent.parent / "assets" / "mnist"
+SHIPPED = ASSETS / "mnist"
 _PREFIX: dict[Split, str] = {"train": "train", "test": "t10k"}
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ecinn import equations, pictures
-from ecinn.explanation import Explanation
-from ecinn.heatmap_pictures import overlay_array
+from ecinn import equations
+from ecinn.classifier.out_of_distribution import REASONS
+from ecinn.drawing import pictures
+from ecinn.drawing.heatmaps import overlay_array
+from ecinn.explanation.files import write_report
+from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_uint8
-from ecinn.reports import write_report
-from ecinn.typicality import REASONS
 from ecinn.web import words
 from ecinn.web.passes import Reading, only
 

@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ecinn.errors import InputError
-from ecinn.precision import exact_convolutions
-from ecinn.web import page, schemas
+from ecinn.flow.precision import exact_convolutions
+from ecinn.web import schemas
+from ecinn.web import static as page
 from ecinn.web.batching import FullError
 from ecinn.web.bodies import Bounded
 from ecinn.web.catalogue import Catalogue

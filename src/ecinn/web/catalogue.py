@@ -10,7 +10,7 @@ from typing import Literal
 from ecinn.data.celeba_files import find_folder
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.pretrained import Model, load
+from ecinn.model import Model, load
 
 Kind = Literal["digits", "dots", "faces", "images"]
 DEFAULT_MODELS = (

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from ecinn.invertible_classifier import InvertibleClassifier
+from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.web.batching import AbandonedError, Wanted
 
 

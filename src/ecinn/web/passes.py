@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.correction import stored_posterior
 from ecinn.errors import InputError
-from ecinn.explain import explain, resolve_targets
-from ecinn.explanation import Explanation
-from ecinn.invertible_classifier import InvertibleClassifier
-from ecinn.paths import CounterfactualPath
-from ecinn.pretrained import Model
+from ecinn.explanation.correction import stored_posterior
+from ecinn.explanation.counterfactual import explain, resolve_targets
+from ecinn.explanation.path import CounterfactualPath
+from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.result import Explanation
+from ecinn.model import Model
 from ecinn.web.network import EncodedNetwork
 
 BEYOND = 1.3

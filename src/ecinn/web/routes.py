@@ -11,8 +11,8 @@ from jaxtyping import UInt8
 from prometheus_client import CONTENT_TYPE_LATEST
 from torch import Tensor
 
+from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.errors import InputError
-from ecinn.pictures import image_array, png_bytes, to_image
 from ecinn.web import schemas
 from ecinn.web.metrics import Metrics
 from ecinn.web.service import Service

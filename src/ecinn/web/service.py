@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ecinn.data.photographs import Photograph
 from ecinn.errors import EcinnError, InputError
-from ecinn.explanation import Explanation
+from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_pixels
 from ecinn.web import answers, schemas
 from ecinn.web.batching import Batcher, Bounds, Wanted

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ecinn.data.photographs import Photograph
 from ecinn.errors import EcinnError, InputError
-from ecinn.pretrained import Model
+from ecinn.model import Model
 
 SMALL_SIDE = 1024
 """Larger pictures are made smaller first: models read 28 or 64 pixels."""

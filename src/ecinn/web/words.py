@@ -1,8 +1,8 @@
 """A certificate in words, as people say it."""
 
-from ecinn.explanation import Explanation
-from ecinn.pictures import percent
-from ecinn.typicality import IN_WORDS
+from ecinn.classifier.out_of_distribution import IN_WORDS
+from ecinn.drawing.pictures import percent
+from ecinn.explanation.result import Explanation
 
 
 def reasons(e_reasons: tuple[str, ...]) -> list[str]:

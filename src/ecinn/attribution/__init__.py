@@ -1,0 +1,1 @@
+"""Heatmaps and search-based counterfactuals of other methods."""

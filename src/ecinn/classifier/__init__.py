@@ -1,0 +1,1 @@
+"""Gaussians on latents: the classifier, its recipes, checkpoint and model card."""

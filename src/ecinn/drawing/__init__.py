@@ -1,0 +1,1 @@
+"""Sheets, heatmaps and films: knows arrays, not networks."""

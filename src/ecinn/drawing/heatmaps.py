@@ -1,0 +1,219 @@
+"""Drawing heatmaps: over their images, side by side, with a scale; knows nothing of networks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw, ImageOps
+from torch import Tensor
+
+from ecinn.drawing.pictures import (
+    FRAME,
+    INK,
+    MUTED,
+    PAPER,
+    PERCENTILE,
+    WARNING,
+    Array,
+    font,
+    heatmap_array,
+    image_array,
+    robust_limit,
+)
+from ecinn.errors import InputError
+
+Signs = tuple[str, str]
+"""What blue and what red mean."""
+
+
+@dataclass(frozen=True)
+class HeatmapColumn:
+    """One method's maps of all images."""
+
+    name: str
+    maps: Float[Tensor, "batch channels height width"]
+    signs: Signs
+    remarks: tuple[str, ...] = ()
+    """Written below each map."""
+    warnings: tuple[bool, ...] = ()
+    """Which of the remarks are warnings."""
+
+
+def overlay_array(
+    image: UInt8[Tensor, "channels height width"],
+    heatmap: Float[Tensor, "channels height width"],
+    limit: float | None = None,
+) -> Array:
+    """The map over its image: grey and pale where the map is zero, in colour where it is strong.
+
+    Args:
+        limit: the value that gets full colour; by default `robust_limit` of the map.
+    """
+    limit = limit or robust_limit(heatmap)
+    values = heatmap.detach().float().mean(0).cpu().numpy()[..., None]
+    bare = 1 - np.clip(np.abs(values) / limit, 0, 1)
+    grey = np.asarray(Image.fromarray(image_array(image)).convert("L"), float)[..., None]
+    # Pale, because both colours are dark and would drown in black.
+    shade = 0.4 * (255 - grey)
+    mixed: Array = (heatmap_array(heatmap, limit) - bare * shade).round().astype(np.uint8)
+    return mixed
+
+
+def colour_bar(
+    signs: Signs, width: int = 144, height: int = 14, words: int | None = None
+) -> Image.Image:
+    """The scale from blue over white to red with a word at each end.
+
+    Args:
+        words: room for the first word, so that bars below each other can start together.
+    """
+    letters, gap = font(height), height // 2
+    low, high = (int(letters.getlength(word)) + 1 for word in signs)
+    left = max(low, words or 0) + gap
+    canvas = Image.new("RGB", (left + width + gap + high, int(1.7 * height)), PAPER)
+    middle = canvas.height // 2
+    top = middle - height // 2
+    ramp = torch.linspace(-1, 1, width).expand(1, height, width)
+    canvas.paste(Image.fromarray(heatmap_array(ramp, 1.0)), (left, top))
+    pen = ImageDraw.Draw(canvas)
+    pen.rectangle((left, top, left + width - 1, top + height - 1), outline=FRAME)
+    pen.text((left - gap, middle), signs[0], INK, letters, anchor="rm")
+    pen.text((left + width + gap, middle), signs[1], INK, letters, anchor="lm")
+    return canvas
+
+
+def heatmap_sheet(
+    images: UInt8[Tensor, "batch channels height width"],
+    counterfactuals: UInt8[Tensor, "batch channels height width"],
+    columns: Sequence[HeatmapColumn],
+    classes: Sequence[tuple[str, str]],
+    *,
+    title: str = "",
+    percentile: float = PERCENTILE,
+    overlay: bool = False,
+    tile: int = 112,
+) -> Image.Image:
+    """A row per image: itself, its counterfactual, every method's map, each on its own scale.
+
+    Args:
+        classes: what p and q of every image are called.
+        overlay: draw the maps over the images.
+        tile: side of a drawn image, in pixels.
+    """
+    _check(images, counterfactuals, columns, classes)
+
+    def drawn(row: int, column: HeatmapColumn) -> Array:
+        limit = robust_limit(column.maps[row], percentile)
+        if overlay:
+            return overlay_array(images[row], column.maps[row], limit)
+        return heatmap_array(column.maps[row], limit)
+
+    body = _Grid(tile, len(images), 2 + len(columns), title)
+    for place, name in enumerate(["image", "counterfactual", *(c.name for c in columns)]):
+        body.head(place, name)
+    for row, (p, q) in enumerate(classes):
+        body.cell(row, 0, image_array(images[row]), p)
+        body.cell(row, 1, image_array(counterfactuals[row]), q)
+        for place, column in enumerate(columns, 2):
+            remark = column.remarks[row] if column.remarks else ""
+            warning = bool(column.warnings and column.warnings[row])
+            body.cell(row, place, drawn(row, column), remark, warning=warning)
+    return _with_legend(body.canvas, columns, percentile, body.margin, body.line)
+
+
+def _with_legend(
+    body: Image.Image,
+    columns: Sequence[HeatmapColumn],
+    percentile: float,
+    margin: int,
+    line: int,
+) -> Image.Image:
+    """One colour bar for all columns whose colours mean the same."""
+    named: dict[Signs, list[str]] = {}
+    for column in columns:
+        named.setdefault(column.signs, []).append(column.name)
+    small = font(int(0.72 * line))
+    words = int(max([small.getlength(low) for low, _ in named], default=0)) + 1
+    bars = [
+        (f"{', '.join(names)}:", colour_bar(signs, 8 * line, int(0.72 * line), words))
+        for signs, names in named.items()
+    ]
+    note = (
+        f"Each map has its own scale: full colour at its {percentile:g}th percentile and beyond; "
+        "zero has none."
+    )
+    indent = int(max([small.getlength(names) for names, _ in bars], default=0)) + line
+    widths = [indent + bar.width for _, bar in bars] + [int(small.getlength(note))]
+    height = body.height + int(1.6 * line) * (len(bars) + 1) + margin
+    whole = Image.new("RGB", (max(body.width, 2 * margin + max(widths)), height), PAPER)
+    whole.paste(body, (0, 0))
+    pen = ImageDraw.Draw(whole)
+    top = body.height
+    for names, bar in bars:
+        pen.text((margin, top + bar.height // 2), names, MUTED, small, anchor="lm")
+        whole.paste(bar, (margin + indent, top))
+        top += int(1.6 * line)
+    pen.text((margin, top), note, MUTED, small)
+    return whole
+
+
+class _Grid:
+    """Images in rows and columns under headings, each with a line below it."""
+
+    def __init__(self, tile: int, rows: int, columns: int, title: str) -> None:
+        self.tile = tile
+        self.line = tile // 6
+        self.gap, self.margin = tile // 10, tile // 6
+        self.small, self.large = font(int(0.72 * self.line)), font(self.line)
+        self.title = 2 * self.line if title else 0
+        width = 2 * self.margin + columns * (tile + self.gap) - self.gap
+        width = max(width, 2 * self.margin + int(self.large.getlength(title)))
+        height = self._top(rows) + self.gap
+        self.canvas = Image.new("RGB", (width, height), PAPER)
+        self.pen = ImageDraw.Draw(self.canvas)
+        self.pen.text((self.margin, self.margin), title, INK, self.large)
+
+    def _top(self, row: int) -> int:
+        head = self.margin + self.title + int(2.2 * self.line)
+        return head + row * (self.tile + int(1.3 * self.line) + self.gap)
+
+    def _left(self, place: int) -> int:
+        return self.margin + place * (self.tile + self.gap)
+
+    def head(self, place: int, name: str) -> None:
+        """What a column is called, in two lines where one is too narrow."""
+        if self.small.getlength(name) > self.tile:
+            name = name.replace(" ", "\n", 1)
+        at = (self._left(place) + self.tile // 2, self._top(0) - self.line // 4)
+        self.pen.multiline_text(at, name, INK, self.small, anchor="md", align="center")
+
+    def cell(
+        self, row: int, place: int, array: Array, remark: str, *, warning: bool = False
+    ) -> None:
+        """One image, enlarged to a square."""
+        left, top, tile = self._left(place), self._top(row), self.tile
+        large = max(array.shape[:2]) > tile
+        method = Image.Resampling.LANCZOS if large else Image.Resampling.NEAREST
+        square = ImageOps.pad(Image.fromarray(array), (tile, tile), method, color=PAPER)
+        self.canvas.paste(square, (left, top))
+        self.pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
+        at = (left + tile // 2, top + tile + self.line // 4)
+        self.pen.text(at, remark, WARNING if warning else MUTED, self.small, anchor="ma")
+
+
+def _check(
+    images: Tensor,
+    counterfactuals: Tensor,
+    columns: Sequence[HeatmapColumn],
+    classes: Sequence[tuple[str, str]],
+) -> None:
+    rows = len(images)
+    if counterfactuals.shape != images.shape or len(classes) != rows:
+        raise InputError(f"{rows} images need as many counterfactuals of their shape, and classes")
+    for column in columns:
+        if len(column.maps) != rows or column.maps.shape[-2:] != images.shape[-2:]:
+            raise InputError(f"{column.name}: one map of every image, of its height and width")
+        if len(column.remarks) not in (0, rows) or len(column.warnings) not in (0, rows):
+            raise InputError(f"{column.name}: a remark for every image, or none")

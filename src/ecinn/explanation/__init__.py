@@ -1,0 +1,1 @@
+"""The method: counterfactuals, their certificates, and the path to them."""

@@ -1,0 +1,176 @@
+"""The invertible network f: one `Architecture` describes it, `build_inn` makes it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ecinn.errors import InputError
+from ecinn.flow.bijections import (
+    Bijection,
+    Chain,
+    ChannelMix,
+    CosineMix,
+    Coupling,
+    DCTPooling,
+    DownsamplingCoupling,
+    Haar,
+    Norm,
+    Permutation,
+    PixelLogit,
+    PixelScale,
+    Squeeze,
+    convolutional_subnet,
+    fully_connected_subnet,
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Couplings at one resolution; every stage halves the sides once more than the one before."""
+
+    couplings: int
+    width: int
+    dropout: float | None = None
+    """Instead of the architecture's."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What fixes the shape of every weight, so that a checkpoint can rebuild its network."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+    stages: tuple[Stage, ...]
+    dense_width: int
+    """Hidden units of the fully connected coupling at the end; 0 leaves it out."""
+    dense_couplings: int = 1
+    downsampling: str = "coupling"
+    """Between stages: "coupling" (IB-INN's strided coupling), "haar" or "squeeze"."""
+    clamp: float = 0.7
+    """Log-scales stay within ±clamp per coupling."""
+    dense_clamp: float | None = None
+    """Instead of that, in the fully connected coupling."""
+    class_distance: float = 6.0
+    """Of the means at the start: at 6 two classes overlap by about 0.1 %."""
+    pixel_scale: float = 2.0
+    """γ, the slope at mid-grey of the first layer."""
+    pixel_margin: float = 0.0
+    """Above 0 the first layer is a logit that bounds decoded pixels by about this much beyond
+    [0, 1]; at 0 it is linear, as in IB-INN."""
+    mixing: str = "rotation"
+    """Of channels, after every coupling: "rotation" (random, kept in the file) or "cosine"."""
+    channel_scale: float | None = None
+    """Fixed factor of all channels after every coupling whose subnet starts at random, as in
+    IB-INN, where nothing follows the downsampling; None: subnets start at zero, and scale and
+    shift of every channel are learned."""
+    norm: Norm = "group"
+    dropout: float = 0.0
+    dense_dropout: float | None = None
+    """Instead of that, in the fully connected coupling."""
+    seed: int = 0
+    """Fixes rotations, permutations and first weights."""
+
+    @property
+    def dim(self) -> int:
+        """Number of pixels times channels, and so of latents."""
+        return self.channels * self.height * self.width
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        halvings = 2 ** len(self.stages)
+        if not self.stages or self.height % halvings or self.width % halvings:
+            raise InputError(
+                f"{len(self.stages)} stages halve the sides {len(self.stages)} times: "
+                f"{self.height}×{self.width} must be divisible by {halvings} (and stages ≥ 1)"
+            )
+        if self.classes < 2:
+            raise InputError(f"a classifier needs at least 2 classes, not {self.classes}")
+        if self.downsampling not in ("coupling", "haar", "squeeze"):
+            raise InputError(
+                f"downsampling is coupling, haar or squeeze, not {self.downsampling!r}"
+            )
+        if self.mixing not in ("rotation", "cosine"):
+            raise InputError(f"mixing is rotation or cosine, not {self.mixing!r}")
+
+
+def build_inn(architecture: Architecture) -> Chain:
+    """f: Haar, couplings stage by stage, DCT, fully connected coupling (IB-INN's order)."""
+    # Layers initialise from the global generator; fork it so that the caller's stays untouched.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(architecture.seed)
+        generator = torch.Generator().manual_seed(architecture.seed)
+        return Chain(_layers(architecture, generator))
+
+
+def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bijection]:
+    a = architecture
+    pixels = (
+        PixelLogit(a.pixel_scale, a.pixel_margin) if a.pixel_margin else PixelScale(a.pixel_scale)
+    )
+    mix = ChannelMix if a.mixing == "rotation" else CosineMix
+    layers: list[Bijection] = [pixels, Haar(a.channels)]
+    channels, height, width = 4 * a.channels, a.height // 2, a.width // 2
+    for index, stage in enumerate(a.stages):
+        if index:
+            downsampling = _downsampling(a, channels, stage.width)
+            channels, height, width = 4 * channels, height // 2, width // 2
+            mixing = [mix(channels, generator)] if a.channel_scale is None else []
+            layers.append(Chain([downsampling, *mixing]))
+        for _ in range(stage.couplings):
+            coupling = _coupling(a, channels, stage)
+            layers.append(Chain([coupling, mix(channels, generator, a.channel_scale)]))
+    layers.append(DCTPooling(channels, height, width))
+    for _ in range(a.dense_couplings if a.dense_width else 0):
+        half = a.dim // 2
+        dropout = a.dropout if a.dense_dropout is None else a.dense_dropout
+        clamp = a.clamp if a.dense_clamp is None else a.dense_clamp
+        subnet = fully_connected_subnet(half, 2 * (a.dim - half), a.dense_width, dropout)
+        layers += [Permutation(a.dim, generator), Coupling(a.dim, subnet, clamp)]
+    return layers
+
+
+def latent_frequencies(architecture: Architecture) -> Int[Tensor, " dim"] | None:
+    """Row plus column of every latent in the last DCT; None where dense couplings mix them."""
+    a = architecture
+    if a.dense_width and a.dense_couplings:
+        return None
+    halvings = 2 ** len(a.stages)
+    height, width = a.height // halvings, a.width // halvings
+    frequency = (torch.arange(height)[:, None] + torch.arange(width)).flatten()
+    return frequency.sort().values.repeat_interleave(a.dim // len(frequency))
+
+
+def _coupling(a: Architecture, channels: int, stage: Stage) -> Coupling:
+    half = channels // 2
+    dropout = a.dropout if stage.dropout is None else stage.dropout
+    subnet = convolutional_subnet(
+        half,
+        2 * (channels - half),
+        stage.width,
+        norm=a.norm,
+        dropout=dropout,
+        start_at_zero=a.channel_scale is None,
+    )
+    return Coupling(channels, subnet, a.clamp)
+
+
+def _downsampling(a: Architecture, channels: int, width: int) -> Bijection:
+    if a.downsampling == "haar":
+        return Haar(channels)
+    if a.downsampling == "squeeze":
+        return Squeeze()
+    half = channels // 2
+    subnet = convolutional_subnet(
+        half,
+        8 * (channels - half),
+        width,
+        norm=a.norm,
+        dropout=a.dropout,
+        stride=2,
+        start_at_zero=a.channel_scale is None,
+    )
+    return DownsamplingCoupling(channels, subnet, a.clamp)

@@ -1,0 +1,133 @@
+"""Means, proportions and their 95 % confidence intervals."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ecinn.errors import InputError
+
+Z_95 = 1.959963984540054
+"""The 97.5th percentile of a standard normal distribution."""
+RESAMPLES = 2000
+
+Values = Float[Tensor, " values"] | Bool[Tensor, " values"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate, the ends of its confidence interval, and the number of values behind it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+def proportion(happened: Bool[Tensor, " values"]) -> Interval:
+    """The share of true values with Wilson's interval."""
+    return wilson(int(happened.sum()), len(happened))
+
+
+def wilson(successes: int, n: int) -> Interval:
+    """p̂ = successes/n with Wilson's score interval (1927), which also holds for small n.
+
+    All p with |p̂ − p| ≤ z·√(p(1 − p)/n): (p̂ + z²/2n ± z·√(p̂(1 − p̂)/n + z²/4n²)) / (1 + z²/n).
+    Without observations the interval is [0, 1].
+    """
+    if n == 0:
+        return Interval(0.0, 0.0, 1.0, 0)
+    share, z = successes / n, Z_95
+    middle = share + z**2 / (2 * n)
+    spread = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = ((middle + sign * spread) / (1 + z**2 / n) for sign in (-1, 1))
+    return Interval(share, max(low, 0.0), min(high, 1.0), n)
+
+
+def normal_interval(values: Values) -> Interval:
+    """mean ± 1.96 σ/√n, for large n; nan without values."""
+    values = values.double()
+    mean = values.mean()
+    sigma = (values - mean).square().mean().sqrt()
+    half_width = 1.96 * float(sigma) / math.sqrt(max(len(values), 1))
+    return Interval(float(mean), float(mean) - half_width, float(mean) + half_width, len(values))
+
+
+def bootstrap_interval(
+    values: Values,
+    *,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    generator: torch.Generator,
+) -> Interval:
+    """The mean with the percentile bootstrap's interval."""
+    return bootstrap(
+        lambda sample: sample.mean(-1),
+        values.double(),
+        level=level,
+        resamples=resamples,
+        generator=generator,
+    )
+
+
+def bootstrap(
+    statistic: Callable[..., Tensor],
+    *columns: Float[Tensor, " values"],
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    generator: torch.Generator,
+) -> Interval:
+    """Any statistic of one or more columns, resampled together, by the percentile bootstrap.
+
+    Args:
+        statistic: reduces the last dimension of its arguments.
+    """
+    if not 0 < level < 1 or resamples < 1:
+        raise InputError(
+            f"a level lies above 0 and below 1 and resamples are at least 1, "
+            f"not {level} and {resamples}"
+        )
+    n, device = len(columns[0]), generator.device
+    if n == 0:
+        raise InputError("an interval needs at least one value")
+    columns = tuple(column.to(device) for column in columns)
+    estimates = []
+    for _ in range(resamples):
+        rows = torch.randint(n, (n,), generator=generator, device=device)
+        estimates.append(statistic(*(column[rows] for column in columns)))
+    drawn = torch.stack(estimates)
+    ends = drawn.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    low, high = drawn.quantile(ends).tolist()
+    return Interval(float(statistic(*columns)), low, high, n)
+
+
+def paired_difference_interval(
+    a: Values,
+    b: Values,
+    *,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    generator: torch.Generator,
+) -> Interval:
+    """The mean of a − b, measured on the same images, with the bootstrap's interval."""
+    if a.shape != b.shape:
+        raise InputError(
+            f"{len(a)} and {len(b)} values are not pairs: give both of the same images, in order"
+        )
+    return bootstrap_interval(
+        a.double() - b.double(), level=level, resamples=resamples, generator=generator
+    )
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """The ends of `wilson`."""
+    interval = wilson(successes, n)
+    return interval.low, interval.high

@@ -1,1 +1,0 @@
-"""The invertible network and the classifier on top of it."""

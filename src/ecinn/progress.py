@@ -1,0 +1,27 @@
+"""How long-running work reports its progress: one protocol for the whole package."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A task, how much of it is done, and the figures it can tell so far."""
+
+    task: str
+    done: int
+    total: int
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Such as loss, error and images per second; empty for plain counting."""
+
+
+Observer = Callable[[Progress], None]
+
+
+def ignore(progress: Progress) -> None:
+    """Observe nothing: the default of every `observe` argument."""
+
+
+def counter(observe: Observer, task: str, total: int) -> Callable[[int], None]:
+    """Report how much of one task is done."""
+    return lambda done: observe(Progress(task, done, total))

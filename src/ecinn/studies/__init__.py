@@ -1,0 +1,1 @@
+"""The reproduction: the paper's figures and claims, benchmarks, judges."""

@@ -1,0 +1,1 @@
+"""Inception-V3, the network that the paper compares with."""

@@ -1,0 +1,1 @@
+"""The training loop, its two stages, distillation and evaluation."""

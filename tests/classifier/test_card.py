@@ -1,0 +1,253 @@
+"""Model cards: what they count, what they know of the data, and what they admit not to know."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from ecinn.classifier.card import MEASURES, ModelCard, Section, card
+from ecinn.classifier.card_data import CORRELATED, DATA
+from ecinn.classifier.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    shipped_models,
+)
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.recipes import CELEBA, EXPERIMENTS, MNIST, Experiment, Refinement
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.celeba import ATTRIBUTES
+from ecinn.flow.network import Architecture
+from helpers.builders import randomise
+from helpers.command_line import fails, run
+
+STAGE = {"seconds": 82.4, "images_per_second": 6028, "device": "a GPU", "torch": "2.9"}
+
+
+@pytest.fixture
+def make(small_architecture: Architecture):
+    classifier = randomise(GenerativeClassifier(small_architecture)).eval()
+
+    def make(experiment: Experiment = MNIST, **changes: object) -> Checkpoint:
+        return dataclasses.replace(
+            Checkpoint(
+                experiment=dataclasses.replace(experiment, architecture=small_architecture),
+                classifier=classifier,
+                mu_bar=torch.zeros(3, 64),
+                typicality=Typicality((0.0, 1.0)),
+                class_names=("a", "b", "c"),
+            ),
+            **changes,
+        )
+
+    return make
+
+
+def value(section: Section, name: str) -> str:
+    return next(row[1] for row in section.table if row[0] == name)
+
+
+def test_shares_become_numbers_of_test_images(make) -> None:
+    metrics = {
+        "n": 989, "error": 86 / 989, "reached_q": 985 / 989, "reached_q_verified": 1.0,
+        "tipping_third_class": 3 / 989, "typical": 980 / 989, "round_trip_error": 1e-5,
+    }  # fmt: skip
+    about = card(make(metrics=metrics), 2**20)
+    says = "\n".join(about.failures.sentences)
+    low, high = binomtest(86, 989).proportion_ci(0.95, method="wilson")
+    assert "misreads 86 of 989 test images" in says
+    assert f"{100 * low:.2f} % to {100 * high:.2f} %" in says
+    assert "±1.8 points" in says
+    assert "4 of 989 counterfactuals at α₁ are not read" in says
+    assert "3 of 989 tipping points" in says
+    assert "9 of 989 test images count as unlike" in says
+    assert "verified" not in says
+    assert "inexact" not in says
+    assert "989 to test" in "\n".join(about.data.sentences)
+    assert value(about.metrics, "test error") == "8.70 %"
+    assert value(about.metrics, "round trip") == "1.0e-05"
+    assert about.measured == metrics
+
+
+def test_an_inverse_that_moves_8_bit_values_is_a_failure(make) -> None:
+    metrics = {"n": 10, "error": 0.0, "round_trip_error": 1 / 256}
+    assert any("inexact" in s for s in card(make(metrics=metrics), 1).failures.sentences)
+
+
+def test_what_was_not_measured_is_said(make) -> None:
+    about = card(make(), 1)
+    assert {row[1] for row in about.metrics.table[1:]} == {"not measured"}
+    assert len(about.metrics.table) == 1 + len(MEASURES)
+    assert "not known: it was not measured" in about.failures.sentences[0]
+    assert about.training.sentences == ("Not recorded.",)
+    assert not any("to test" in sentence for sentence in about.data.sentences)
+
+
+def test_unknown_data_and_experiment_are_admitted(make) -> None:
+    odd = dataclasses.replace(MNIST, name="mine", dataset="cats")
+    text = card(make(odd), 1).markdown()
+    assert "Licence: unknown: ask who made the model." in text
+    assert "cannot train it again" in text
+    assert "ecinn train" not in text
+    assert "claim about causes" in text
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_every_experiment_has_known_data_and_limits(make, experiment: Experiment) -> None:
+    about = card(make(experiment), 1)
+    kind = experiment.dataset.partition("/")[0]
+    assert DATA[kind].licence in about.markdown()
+    assert set(DATA[kind].unfit) <= set(about.unfit.sentences)
+    faces = kind == "celeba"
+    assert any("non-commercial research only" in s for s in about.data.sentences) == faces
+    assert any("decision about a person" in s for s in about.unfit.sentences) == faces
+    assert any("--celeba FOLDER" in line for line in about.usage.code) == faces
+
+
+def test_attributes_that_go_together_are_named() -> None:
+    assert set(CORRELATED) <= set(ATTRIBUTES)
+    assert {e.dataset.partition("/")[2] for e in CELEBA} == set(CORRELATED)
+
+
+def test_settings_are_the_checkpoints(make) -> None:
+    experiment = dataclasses.replace(
+        CELEBA[0],
+        seed=5,
+        augmentation=Augmentation(shift=2.0, scale=0.07, flip=True, share=0.25),
+    )
+    checkpoint = make(experiment)
+    rows = dict(card(checkpoint, 3 * 2**19).settings.table)
+    shapes = [tuple(p.shape) for p in checkpoint.classifier.parameters()]
+    assert rows["parameters"] == f"{sum(math.prod(shape) for shape in shapes):,}"
+    assert rows["file"].startswith("1.5 MiB, 8 bits")
+    at = "2 couplings of width 4 at"
+    assert rows["network"] == f"{at} 4×4; {at} 2×2; 1 fully connected of width 8"
+    assert rows["epochs"] == "10, then 4"
+    assert rows["teacher"].startswith("its answer is 80 % of")
+    assert rows["augmentation"] == (
+        "25 % of the images shifted by up to 2 pixels, scaled by up to 7 %; half of them mirrored"
+    )
+    assert (rows["seed"], rows["label smoothing"]) == ("5", "0.02")
+    assert rows["other attributes"].endswith("weight 8")
+    other = dataclasses.replace(
+        experiment,
+        learning_rate=0.0021,
+        refinement=Refinement(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
+        means_label_smoothing=0.07,
+        augmentation=Augmentation(rotate=12.0, shear=0.15),
+    )
+    rows = dict(card(make(other), 1).settings.table)
+    assert (rows["epochs"], rows["learning rate"]) == ("10, then 3", "0.0021, then 0.0004")
+    assert rows["second stage"] == "proximity 1.1, faithfulness 2.2, realism 3.3"
+    assert rows["label smoothing"].startswith("0.02; 0.07 while class means")
+    assert rows["augmentation"] == "100 % of the images turned by up to 12°, sheared by up to 15 %"
+    one_stage = dataclasses.replace(experiment, refinement=None, augmentation=Augmentation())
+    rows = dict(card(make(one_stage), 1).settings.table)
+    assert (rows["epochs"], rows["augmentation"]) == ("10", "none")
+
+
+def test_both_stages_and_their_start_are_told(make) -> None:
+    first = {**STAGE, "start": "celeba-attributes", "training_images": 24_996}
+    record = {"first_stage": first, **STAGE, "seconds": 64.3}
+    taught = card(make(CELEBA[0], training=record), 1).usage.code
+    assert "ecinn teacher --out TEACHER --celeba FOLDER" in taught
+    assert taught[-1].endswith("--out DIR --start START --teacher TEACHER --celeba FOLDER")
+    about = card(make(dataclasses.replace(CELEBA[0], teaching=0.0), training=record), 1)
+    begun, one, two = about.training.sentences
+    assert begun == "Begun with the layers of celeba-attributes."
+    assert one == "First stage: on a GPU, 82 s, 6,028 images/s, torch 2.9."
+    assert two.startswith("Second stage, which looks at counterfactuals: on a GPU, 64 s")
+    assert "24,996 to train" in "\n".join(about.data.sentences)
+    train = [line for line in about.usage.code if "ecinn train" in line]
+    assert train == [
+        "ecinn train celeba-attributes --out START --celeba FOLDER",
+        "ecinn train celeba-smile --out DIR --start START --teaching 0 --celeba FOLDER",
+    ]
+    other = dataclasses.replace(
+        CELEBA[0], teaching=0.0, epochs=20, learning_rate=1e-3, refinement=None
+    )
+    assert card(make(other, training=record), 1).usage.code[-1] == (
+        "ecinn train celeba-smile --out DIR --start START --epochs 20 --learning-rate 0.001 "
+        "--teaching 0 --refine-epochs 0 --celeba FOLDER"
+    )
+
+
+def test_a_mixture_is_told_with_its_parts(make) -> None:
+    second = {**STAGE, "first_stage": "the first model of this mixture"}
+    record = {"mixed": {"share": 0.4}, "first": STAGE, "second": second}
+    about = card(make(training=record), 1)
+    told = about.training.sentences
+    assert told[1].startswith("60 % first model: One stage")
+    assert told[2].startswith("40 % second model: Second stage")
+    assert "ecinn mix DIR OTHER --share 0.4 --out FILE" in about.usage.code
+
+
+def test_settings_that_this_version_would_not_use_are_named(make) -> None:
+    def differ(experiment: Experiment) -> str:
+        sentences = card(make(experiment), 1).usage.sentences
+        return next(s for s in sentences if "differ" in s).partition("differ: ")[2]
+
+    assert differ(MNIST) == "architecture."
+    changed = dataclasses.replace(MNIST, beta=0.3, seed=9)
+    assert differ(changed) == "architecture, beta, seed."
+
+
+def test_markdown_keeps_every_cell_and_sentence(make) -> None:
+    about = card(make(metrics={"n": 5, "error": 0.2}), 1, "a folder/model.safetensors")
+    text = about.markdown()
+    assert [s.title for s in about.sections] == [
+        line[3:] for line in text.splitlines() if line.startswith("## ")
+    ]
+    for section in about.sections:
+        for words in (*section.sentences, *section.code):
+            assert words in text
+        for row in section.table:
+            assert f"| {' | '.join(row)} |" in text
+    assert "ecinn evaluate 'a folder/model.safetensors'" in text
+    assert (
+        Section("t", table=(("a|b", "c\nd"),)).markdown()
+        == "## t\n\n| a\\|b | c d |\n| --- | --- |"
+    )
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_models_shows_the_card_of_what_ships(name: str) -> None:
+    code, text, _ = run("models", name, "--markdown")
+    assert code == 0
+    checkpoint = load_checkpoint(name)
+    assert text.startswith(f"# {checkpoint.experiment.name}\n")
+    assert f"{checkpoint.metrics['n']:,} to test" in text
+    code, stdout, _ = run("models", name, "--json")
+    record = json.loads(stdout)
+    assert record["measured"] == checkpoint.metrics
+    assert set(record) == {field.name for field in dataclasses.fields(ModelCard)}
+    code, stdout, _ = run("models", name)
+    assert code == 0
+    for title in ("Data", "Known failures", "What not to use it for"):
+        assert title in stdout.splitlines()
+
+
+def test_models_takes_paths_and_refuses_in_words(make, tmp_path) -> None:
+    save_checkpoint(make(), tmp_path / "model.safetensors")
+    size = (tmp_path / "model.safetensors").stat().st_size
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        code, stdout, stderr = run("models", path, "--json")
+        assert code == 0, stderr
+        assert json.loads(stdout)["size_in_bytes"] == size
+    assert "name one" in fails("models", "--markdown")
+    assert "leave one out" in fails("models", "mnist", "--markdown", "--json")
+    assert "mnist" in fails("models", "resnet")
+
+
+def test_the_list_shows_a_model_that_was_not_measured(make, tmp_path, monkeypatch) -> None:
+    save_checkpoint(make(class_names=("no", "yes", "both")), tmp_path / "faces.safetensors")
+    monkeypatch.setattr("ecinn.classifier.checkpoint.SHIPPED", tmp_path)
+    monkeypatch.setattr("ecinn.cli.models.SHIPPED", tmp_path)
+    code, stdout, stderr = run("models")
+    assert code == 0, stderr
+    row = next(line for line in stdout.splitlines() if "faces" in line)
+    assert row.split()[2:5] == ["–", "–", "–"]

@@ -1,0 +1,175 @@
+"""Saving and loading: nothing lost, nothing half-written, nothing loaded that does not fit."""
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from ecinn.classifier.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    shipped_models,
+)
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.quantisation import stored_precision
+from ecinn.classifier.recipes import MNIST
+from ecinn.errors import EcinnError, InputError
+from ecinn.files import atomic_write, output_folder
+from ecinn.flow.network import Architecture
+from helpers.builders import randomise
+
+
+@pytest.fixture
+def checkpoint(small_architecture: Architecture) -> Checkpoint:
+    classifier = GenerativeClassifier(small_architecture).eval()
+    randomise(classifier)
+    return Checkpoint(
+        experiment=dataclasses.replace(MNIST, architecture=small_architecture, beta=0.7),
+        classifier=classifier.requires_grad_(requires_grad=False),
+        mu_bar=torch.randn(3, 64, generator=torch.Generator().manual_seed(1)),
+        typicality=Typicality((-3.5, 12.25)),
+        class_names=("a", "b", "ç"),
+        metrics={"error": 0.25},
+        training={"seconds": 1.5, "curve": [{"epoch": 1}]},
+    )
+
+
+def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save_checkpoint(checkpoint, tmp_path / "m.safetensors")
+    back = load_checkpoint(tmp_path / "m.safetensors")
+    for name in ("experiment", "typicality", "class_names", "metrics", "training"):
+        assert getattr(back, name) == getattr(checkpoint, name)
+    assert torch.equal(back.mu_bar, checkpoint.mu_bar)
+    expected = stored_precision(checkpoint.classifier.state_dict(), bits=16)
+    for name, value in back.classifier.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert not back.classifier.training
+
+
+def test_half_precision_weights_keep_the_inverse_exact(checkpoint: Checkpoint, tmp_path) -> None:
+    save_checkpoint(checkpoint, tmp_path / "m.safetensors")
+    classifier = load_checkpoint(tmp_path / "m.safetensors").classifier
+    x = torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    assert (classifier.decode(classifier.encode(x)) - x).abs().max() < 1e-4
+
+
+def test_a_training_folder_is_a_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save_checkpoint(checkpoint, tmp_path / "model.safetensors")
+    assert load_checkpoint(tmp_path).class_names == checkpoint.class_names
+
+
+def test_unknown_model_lists_the_known() -> None:
+    with pytest.raises(InputError, match=", ".join(shipped_models())):
+        load_checkpoint("resnet")
+
+
+def _rewrite(path: Path, change) -> None:
+    """Change the JSON description inside a checkpoint."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header["__metadata__"]
+    about = json.loads(metadata["about"])
+    tensors = load(data)
+    change(about, metadata, tensors)
+    metadata["about"] = json.dumps(about)
+    path.write_bytes(save(tensors, metadata))
+
+
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a model"),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1000]),
+    "truncated header": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "huge header": lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:]),
+    "other safetensors": lambda path: path.write_bytes(save({"weight": torch.zeros(2)})),
+    "other format": lambda path: _rewrite(path, lambda a, m, t: m.update(format="ecinn-0")),
+    "other width": lambda path: _rewrite(
+        path, lambda a, m, t: a["experiment"]["architecture"]["stages"][0].update(width=6)
+    ),
+    "other size": lambda path: _rewrite(
+        path, lambda a, m, t: a["experiment"]["architecture"].update(height=30)
+    ),
+    "wrong type": lambda path: _rewrite(path, lambda a, m, t: a["experiment"].update(beta="high")),
+    "unknown setting": lambda path: _rewrite(path, lambda a, m, t: a["experiment"].update(gan=1)),
+    "no means": lambda path: _rewrite(path, lambda a, m, t: t.pop("mu_bar")),
+    "other means": lambda path: _rewrite(
+        path, lambda a, m, t: t.update(mu_bar=torch.zeros(2, 64))
+    ),
+    "missing weight": lambda path: _rewrite(path, lambda a, m, t: t.pop("classifier.mu")),
+    "no settings": lambda path: _rewrite(path, lambda a, m, t: a.pop("experiment")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_does_not_fit_is_refused_in_one_line(
+    damage: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_checkpoint(checkpoint, path)
+    DAMAGE[damage](path)
+    with pytest.raises(InputError) as error:
+        load_checkpoint(path)
+    assert "m.safetensors" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write"):
+        output_folder(tmp_path / "file" / "out")
+
+
+def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A real failure of write(2): a process that may not write files larger than 20 kB."""
+    path = tmp_path / "m.safetensors"
+    save_checkpoint(checkpoint, path)
+    before = path.read_bytes()
+    assert len(before) > 20_000
+    program = (
+        "import resource, sys, pathlib\n"
+        "from ecinn import load_checkpoint, save_checkpoint, EcinnError\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "checkpoint = load_checkpoint(path)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try:\n"
+        "    save_checkpoint(checkpoint, path)\n"
+        "except EcinnError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["m.safetensors"]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
+
+
+def test_a_folder_is_made_with_its_first_file(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "newer"
+    assert output_folder(folder) == folder
+    assert not any(tmp_path.iterdir())
+    atomic_write(folder / "x", b"data")
+    assert (folder / "x").read_bytes() == b"data"
+    assert output_folder(folder) == folder
+    assert [path.name for path in folder.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("below", ["", "new", "new/newer"])
+def test_writing_where_a_file_is_in_the_way_is_one_error(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_bytes(b"there before")
+    folder = tmp_path / "file" / below
+    with pytest.raises(InputError, match="cannot write"):
+        output_folder(folder)
+    with pytest.raises(EcinnError, match="cannot write"):
+        atomic_write(folder / "x", b"data")
+    assert (tmp_path / "file").read_bytes() == b"there before"

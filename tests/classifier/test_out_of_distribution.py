@@ -1,0 +1,175 @@
+"""What is usual of training images, and what is called unlike them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import mahalanobis
+
+from ecinn.classifier.out_of_distribution import (
+    RARE,
+    REASONS,
+    RIDGE,
+    Typicality,
+    band_energies,
+    fit_log_p,
+    fit_pose,
+    fit_texture,
+)
+from ecinn.data.misplaced import misplace
+from ecinn.flow.network import Architecture, Stage, build_inn, latent_frequencies
+from helpers.builders import randomise
+
+FREQUENCY = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2, 2])
+
+
+@pytest.fixture
+def residual(generator: torch.Generator) -> torch.Tensor:
+    """Latents whose frequencies share a loudness."""
+    loudness = torch.randn(3000, 1, generator=generator, dtype=torch.float64).exp()
+    return loudness * torch.randn(3000, 10, generator=generator, dtype=torch.float64)
+
+
+def test_energies_are_logs_of_mean_squares(residual: torch.Tensor) -> None:
+    energies = band_energies(residual, FREQUENCY)
+    for k, part in enumerate([slice(0, 2), slice(2, 5), slice(5, 10)]):
+        expected = np.log((residual[:, part].numpy() ** 2).mean(1))
+        assert np.allclose(energies[:, k].numpy(), expected)
+
+
+def test_texture_is_the_mahalanobis_distance_of_energies(residual: torch.Tensor) -> None:
+    texture = fit_texture(band_energies(residual, FREQUENCY), FREQUENCY)
+    energies = band_energies(residual, FREQUENCY).numpy()
+    inverse = np.linalg.inv(np.cov(energies.T))
+    mean = energies.mean(0)
+    expected = [mahalanobis(row, mean, inverse) ** 2 for row in energies[:50]]
+    assert np.allclose(texture.distance(residual[:50]).numpy(), expected, rtol=1e-4)
+    outside = (texture.distance(residual) > texture.limit).float().mean()
+    assert abs(float(outside) - RARE) < 0.001
+    # All at once louder is usual here; one frequency against the others is not.
+    smooth = residual[:20] * torch.where(FREQUENCY == 2, 0.02, 1.0)
+    assert (texture.distance(smooth) > texture.limit).all()
+    assert (texture.distance(1.5 * residual[:20]) > texture.limit).float().mean() < 0.2
+
+
+def test_log_p_is_called_rare_on_both_sides(generator: torch.Generator) -> None:
+    log_p = 7 + torch.randn(20_000, generator=generator)
+    low, high = fit_log_p(log_p)
+    expected = np.quantile(log_p.double().numpy(), [RARE / 2, 1 - RARE / 2])
+    assert np.allclose([low, high], expected)
+    z = torch.zeros(3, 4)
+    unlike = Typicality((low, high)).unlike(z, z, torch.tensor([low - 1, 7.0, high + 1]))
+    assert unlike.tolist() == [[True, False, False], [False] * 3, [True, False, False]]
+
+
+def test_pose_tells_what_it_was_not_shown(generator: torch.Generator) -> None:
+    direction = torch.randn(40, generator=generator)
+    z = torch.randn(2000, 40, generator=generator) + direction
+    other = torch.randn(3000, 40, generator=generator) - direction
+    pose = fit_pose(z, other[:1000])
+    assert float((pose.score(other[1000:]) < pose.limit).float().mean()) > 0.97
+    fresh = torch.randn(5000, 40, generator=generator) + direction
+    assert float((pose.score(fresh) < pose.limit).float().mean()) < 0.02
+    usual = Typicality((-1.0, 1.0), pose=pose)
+    unlike = usual.unlike(other[:9], other[:9], torch.zeros(9))
+    assert unlike[:, REASONS.index("pose")].all()
+    assert not unlike[:, 0].any()
+
+
+@pytest.mark.parametrize("fitted", [150, 4000])
+def test_pose_is_a_ridge_regression_whose_limit_other_pictures_set(
+    fitted: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the primal form, with an intercept by centring."""
+    monkeypatch.setattr("ecinn.classifier.out_of_distribution.FITTED", fitted)
+    scale = 20 * torch.rand(12, generator=generator, dtype=torch.float64)
+    z = 4 + scale * torch.randn(900, 12, generator=generator, dtype=torch.float64)
+    other = scale * torch.randn(400, 12, generator=generator, dtype=torch.float64) - 3
+    pose = fit_pose(z, other)
+    count = min(fitted, 400)  # of either kind; half of z are more
+    rows = np.concatenate([z[:count], other[:count]])
+    rows -= rows.mean(0)
+    sign = np.repeat([1.0, -1.0], count)
+    weight = np.linalg.solve(rows.T @ rows + RIDGE * np.eye(12), rows.T @ sign)
+    assert np.allclose(pose.weight.numpy(), weight)
+    assert pose.limit == pytest.approx(np.quantile(z[count:].numpy() @ weight, RARE))
+
+
+def test_a_frequency_that_is_silent_has_an_energy_and_is_unlike(residual: torch.Tensor) -> None:
+    texture = fit_texture(band_energies(residual, FREQUENCY), FREQUENCY)
+    silent = residual[:3] * (FREQUENCY != 1)
+    assert band_energies(silent, FREQUENCY).isfinite().all()
+    for quiet in (silent, 0 * silent):
+        unlike = Typicality((-1.0, 1.0), texture).unlike(quiet, quiet, torch.zeros(3).double())
+        assert unlike[:, REASONS.index("texture")].all()
+
+
+def test_frequencies_are_those_of_the_last_layer(generator: torch.Generator) -> None:
+    """A pure cosine of frequency (i, j) at the end of the network lands on latents of i + j."""
+    a = Architecture(1, 16, 8, 2, (Stage(1, 4), Stage(1, 4)), dense_width=0)
+    frequency = latent_frequencies(a)
+    assert frequency is not None
+    pooling = build_inn(a).bijections[-1]
+    rows, columns = torch.arange(4.0), torch.arange(2.0)
+    for i in range(4):
+        for j in range(2):
+            wave = torch.cos(torch.pi * (rows[:, None] + 0.5) * i / 4) * torch.cos(
+                torch.pi * (columns + 0.5) * j / 2
+            )
+            z, _ = pooling(wave.expand(1, 16, 4, 2))
+            assert (frequency[z[0].abs() > 1e-4] == i + j).all()
+    dense = Architecture(1, 16, 8, 2, (Stage(1, 4),), dense_width=8)
+    assert latent_frequencies(dense) is None
+
+
+def test_misplaced_pictures_are_whole_and_different(generator: torch.Generator) -> None:
+    images = torch.randint(256, (200, 3, 10, 10), generator=generator, dtype=torch.uint8)
+    moved = misplace(images, generator)
+    assert moved.shape == images.shape
+    assert (moved != images).flatten(1).any(1).all()
+    kinds = {
+        "upside down": images.flip(2),
+        "inverted": 255 - images,
+        "quarter": images.transpose(2, 3).flip(2),
+        "other quarter": images.transpose(2, 3).flip(3),
+        "down": torch.cat([images[:, :, :3].flip(2), images[:, :, :7]], 2),
+        "up": torch.cat([images[:, :, 3:], images[:, :, 7:].flip(2)], 2),
+        "right": torch.cat([images[..., :3].flip(3), images[..., :7]], 3),
+        "left": torch.cat([images[..., 3:], images[..., 7:].flip(3)], 3),
+    }
+    counts = {name: int((moved == kind).flatten(1).all(1).sum()) for name, kind in kinds.items()}
+    assert sum(counts.values()) == 200
+    assert min(counts.values()) > 8
+    flat = misplace(images[:, :, :6], generator)
+    assert flat.shape == (200, 3, 6, 10)
+
+
+def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
+    """Through training's end, a file and an explanation."""
+    import dataclasses
+
+    from ecinn.classifier.checkpoint import load_checkpoint, save_checkpoint
+    from ecinn.classifier.generative import GenerativeClassifier
+    from ecinn.classifier.recipes import CELEBA_ATTRIBUTES
+    from ecinn.data.dataset import Dataset
+    from ecinn.model import Model
+    from ecinn.training.calibration import finish
+
+    generator = torch.Generator().manual_seed(3)
+    ramp = torch.linspace(0, 200, 16)[:, None].expand(16, 16)
+    noise = torch.randint(40, (600, 3, 16, 16), generator=generator)
+    images = (ramp + noise).to(torch.uint8)
+    architecture = Architecture(3, 16, 16, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0)
+    experiment = dataclasses.replace(CELEBA_ATTRIBUTES, architecture=architecture)
+    classifier = GenerativeClassifier(architecture)
+    randomise(classifier, scale=0.1)
+    data = Dataset(images, torch.arange(600) % 2, ("a", "b"))
+    checkpoint = finish(experiment, data, classifier.state_dict(), torch.device("cpu"), {})
+    save_checkpoint(checkpoint, tmp_path / "m.safetensors")
+    model = Model(load_checkpoint(tmp_path / "m.safetensors"))
+    assert model.typicality.texture is not None
+    assert model.typicality.pose is not None
+    assert model.explain(images[:200], "all", verify=False).typical.float().mean() > 0.95
+    flat = torch.full((1, 3, 16, 16), 120, dtype=torch.uint8)
+    assert "texture" in model.explain(flat, "all", verify=False).reasons(0)
+    turned = model.explain(images[:50].flip(2), "all", verify=False)
+    assert turned.unlike[:, REASONS.index("pose")].float().mean() > 0.9

@@ -1,0 +1,1 @@
+"""Builders and drivers that tests of several rooms share."""

@@ -1,0 +1,39 @@
+"""What tests of the paper's figures and claims share."""
+
+import contextlib
+import dataclasses
+import re
+import zlib
+
+from torch import Tensor
+
+from ecinn.pixels import to_pixels
+from ecinn.studies.paper.claim_measures import (
+    Sample,
+)
+
+
+def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
+    """The same sample whose convincing counterfactuals are these 8-bit images."""
+    (part,) = sample.parts
+    part = dataclasses.replace(part, convincing=to_pixels(images)[:, None])
+    return dataclasses.replace(sample, parts=(part,))
+
+
+def pdf_contents(data: bytes) -> bytes:
+    """What the pages' streams say."""
+    contents = b""
+    for start in re.finditer(rb"stream\r?\n", data):
+        with contextlib.suppress(zlib.error):
+            content = zlib.decompressobj().decompress(data[start.end() :])
+            # Pages begin with their colour space; images and fonts do not.
+            contents += content if b"/DeviceRGB" in content[:40] else b""
+    return contents
+
+
+def pdf_text(data: bytes) -> str:
+    """Everything that is shown by a text operator of any page."""
+    words = b""
+    for shown in re.findall(rb"\[(.*?)\]\s+TJ|(\(.*?\))\s+Tj", pdf_contents(data), re.DOTALL):
+        words += b"".join(re.findall(rb"\((.*?)(?<!\\)\)", b"".join(shown), re.DOTALL))
+    return words.replace(b"\0", b"").decode("latin1")

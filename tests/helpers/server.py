@@ -1,0 +1,119 @@
+"""A real server for tests: uvicorn in a thread, on a free port, and models that can be held."""
+
+import contextlib
+import copy
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+from torch import Tensor
+
+from ecinn.model import Model
+from ecinn.web.app import create_app
+from ecinn.web.catalogue import Catalogue, Served
+from ecinn.web.server import configuration, listen
+from ecinn.web.settings import Settings
+
+FAST = Settings(threads=1, join_seconds=0.001)
+PATIENCE = 60.0
+"""Seconds after which what must happen counts as not happening, on however busy a machine."""
+
+
+@contextlib.contextmanager
+def running(catalogue: Catalogue, settings: Settings = FAST, **options: Any) -> Iterator[str]:
+    """The address of a server that ends with the block."""
+    app = create_app(catalogue, settings, **options)
+    listening = listen("127.0.0.1", 0)
+    server = uvicorn.Server(configuration(app, settings))
+    server.config.log_config = None
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    wait_until(lambda: server.started)
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listening.close()
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Any, seconds: float = PATIENCE) -> None:
+    """Look often; fail when it takes too long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.005)
+
+
+class HeldClassifier:
+    """A classifier whose decode waits for the gate, and that counts its evaluations."""
+
+    def __init__(self, classifier: Any) -> None:
+        self._classifier = classifier
+        self.gate = threading.Event()
+        self.gate.set()
+        self.encoded: list[int] = []
+        self.decoded: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._classifier, name)
+
+    @property
+    def mu(self) -> Tensor:
+        return self._classifier.mu
+
+    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.encoded.append(len(x))
+        return self._classifier.encode_with_log_det(x)
+
+    def decode(self, z: Tensor) -> Tensor:
+        self.decoded.append(len(z))
+        assert self.gate.wait(PATIENCE)
+        return self._classifier.decode(z)
+
+
+def held(served: Served) -> tuple[dict[str, Served], HeldClassifier]:
+    """A catalogue of one model that can be held."""
+    model: Model = copy.copy(served.model)
+    classifier = HeldClassifier(model.classifier)
+    model.classifier = classifier  # type: ignore[assignment]
+    return {served.name: dataclasses.replace(served, model=model)}, classifier
+
+
+def ask(sample: int = 18, **more: Any) -> dict[str, Any]:
+    """A request about a test image."""
+    return {"model": "mnist", "images": [{"sample": sample}], **more}
+
+
+def connect(address: str) -> socket.socket:
+    """A client that says what it likes."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Until the other side closes."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def metric(address: str, name: str, **headers: str) -> float:
+    """Of the service, by its name and labels."""
+    lines = httpx.get(f"{address}/metrics", headers=headers).text.splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
+
+
+torch.set_num_threads(1)

@@ -1,0 +1,240 @@
+"""`ecinn paper`: what it makes, skips, writes, and says when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ecinn.errors import InputError
+from ecinn.studies.paper import beta_models, registry, style
+from ecinn.studies.paper.artefact import Artefact, Context, Made
+from helpers.command_line import fails, run
+from helpers.paper import pdf_text
+
+
+def simple(name: str, *needs: str) -> Artefact:
+    """A page that says its seed."""
+
+    def make(context: Context) -> Made:
+        figure, axes = style.page(2.0, 1.0)
+        style.write(axes, 1.0, 0.5, f"seed {context.seed}")
+        caption = {name: f"caption of {name}"}
+        return Made({name: figure}, data={name: {"seed": context.seed}}, captions=caption)
+
+    return Artefact(name, f"about {name}", make, frozenset(needs), reported=f"paper on {name}")
+
+
+def failing(context: Context) -> Made:
+    raise InputError("there is no such\nthing")
+
+
+@pytest.fixture
+def artefacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ECINN_CELEBA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    book = Artefact(
+        "supplement-1",
+        "more of it",
+        lambda context: Made(books={"supplement-1": [style.page(1.0, 1.0)[0]] * 3}),
+    )
+    table = Artefact("table-1", "numbers", lambda context: Made(pages={"table-1": "# Numbers\n"}))
+    made = (simple("figure-1", "faces"), simple("figure-2"), simple("figure-9", "inception"))
+    monkeypatch.setattr(registry, "ARTEFACTS", (*made, table, book))
+
+
+def test_the_registry_is_the_paper_in_its_order() -> None:
+    names = [artefact.name for artefact in registry.ARTEFACTS]
+    assert len(set(names)) == len(names)
+    figures = [int(name.removeprefix("figure-")) for name in names if name.startswith("figure-")]
+    assert figures == list(range(1, 11))
+    assert "table-1" in names
+    faces = {artefact.name for artefact in registry.ARTEFACTS if "faces" in artefact.needs}
+    assert {"figure-1", "figure-8", "figure-9", "supplement-1", "supplement-8"} <= faces
+    assert not faces & {f"figure-{number}" for number in (2, 3, 4, 5, 6, 7, 10)}
+    beta = {artefact.name for artefact in registry.ARTEFACTS if "beta" in artefact.needs}
+    assert beta == {"figure-10", "supplement-10"}
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_all_skips_what_needs_faces_in_one_line_and_makes_the_rest() -> None:
+    code, stdout, stderr = run("paper", "all", "--out", "here")
+    assert code == 0, stderr
+    lines = [line for line in stderr.splitlines() if line.startswith("skipped")]
+    assert len(lines) == 2
+    assert "figure-9" in lines[0]
+    assert "--inception" in lines[0]
+    assert lines[1].startswith("skipped figure-1: ")
+    assert "--celeba DIR" in lines[1]
+    files = {path.name for path in Path("here").iterdir()}
+    figure = {"figure-2.pdf", "figure-2.png", "figure-2.json"}
+    assert files == figure | {"table-1.md", "supplement-1.pdf", "README.md"}
+    page = Path("here/README.md").read_text()
+    assert "caption of figure-2" in page
+    assert "paper on figure-2" in page
+    assert "figure-1: faces are needed" in page
+    assert "here/README.md" in stdout
+
+
+@pytest.fixture
+def nothing_ships(artefacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Figure 10's results are in no place but a folder that is given."""
+    monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none.safetensors")
+    ten = (simple("figure-10", "beta"), simple("supplement-10", "beta"))
+    monkeypatch.setattr(registry, "ARTEFACTS", (simple("figure-2"), *ten))
+
+
+@pytest.mark.usefixtures("nothing_ships")
+def test_figure_10_is_skipped_in_one_line_where_its_models_are_missing() -> None:
+    code, _, stderr = run("paper", "all", "--out", "here")
+    assert code == 0, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped figure-10, supplement-10: ")
+    assert "--beta DIR" in line
+    assert "ecinn beta" in line
+    assert "figure-10: models at ascending β" in Path("here/README.md").read_text()
+    assert "--beta DIR" in fails("paper", "figure-10", "--out", "no")
+    assert not Path("no").exists()
+    assert "needs --beta" in run("paper", "list")[1]
+
+
+@pytest.mark.usefixtures("nothing_ships")
+def test_a_folder_of_models_at_ascending_beta_goes_before_what_ships(monkeypatch) -> None:
+    Path("models").mkdir()
+    assert "no trade_off.safetensors in models" in fails("paper", "all", "--beta", "models")
+    assert "in nowhere" in fails("paper", "all", "--beta", "nowhere")
+    given = Path("models") / beta_models.FILE
+    given.touch()
+    code, _, stderr = run("paper", "all", "--beta", "models")
+    assert code == 0, stderr
+    assert "skipped" not in stderr
+    assert Path("paper/figure-10.pdf").is_file()
+    shipped = Path("shipped.safetensors")
+    shipped.touch()
+    monkeypatch.setattr(beta_models, "SHIPPED", shipped)
+    assert beta_models.find(None) == shipped
+    assert beta_models.find(Path("models")) == given
+    assert "needs --beta" not in run("paper", "list")[1]
+
+
+def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
+    half = Artefact(
+        "figure-9", "half of it", lambda context: Made(skipped={"figure-9b": "inception"})
+    )
+    monkeypatch.setattr(registry, "ARTEFACTS", (half, simple("figure-10")))
+    code, _, stderr = run("paper", "all", "--out", "here")
+    assert code == 0, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped figure-9b: ")
+    assert "--inception DIR" in line
+    assert "figure-9b: Inception-V3" in Path("here/README.md").read_text()
+    assert "skipped figure-9b" in run("paper", "figure-9", "--out", "one")[2]
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_what_is_given_is_used(tmp_path: Path) -> None:
+    (tmp_path / "faces").mkdir()
+    code, _, stderr = run("paper", "all", "--celeba", "faces", "--inception", "faces", "--seed", 7)
+    assert code == 0, stderr
+    assert "skipped" not in stderr
+    assert "seed7" in pdf_text(Path("paper/figure-1.pdf").read_bytes()).replace(" ", "")
+    about = json.loads(Path("paper/figure-1.json").read_text())
+    assert about["data"] == {"seed": 7}
+    assert about["caption"] == "caption of figure-1"
+    assert about["paper"] == "paper on figure-1"
+    assert about["command"] == (
+        "ecinn paper figure-1 --out OUT --celeba DIR --inception DIR --seed 7"
+    )
+    assert "`ecinn paper all --out OUT --celeba DIR " in Path("paper/README.md").read_text()
+    with Image.open("paper/figure-1.png") as picture:
+        assert picture.size == (2 * 300, 300)
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_one_by_name_and_parts_of_the_supplement_together() -> None:
+    code, _, stderr = run("paper", "figure-2", "table-1", "--out", "one")
+    assert code == 0, stderr
+    assert {path.suffix for path in Path("one").iterdir()} == {".pdf", ".png", ".json", ".md"}
+    assert not Path("one/README.md").exists()
+    assert run("paper", "supplement", "--out", "more")[0] == 0
+    assert Path("more/supplement-1.pdf").is_file()
+    assert not Path("more/figure-2.pdf").exists()
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_wrong_input_ends_in_one_line_and_writes_nothing() -> None:
+    assert "did you mean figure-2" in fails("paper", "figure-22", "--out", "no")
+    assert "ecinn paper list" in fails("paper", "xyz", "--out", "no")
+    assert "--celeba DIR" in fails("paper", "figure-1", "--out", "no")
+    assert "no folder" in fails("paper", "all", "--celeba", "nowhere", "--out", "no")
+    assert "no folder" in fails("paper", "all", "--inception", "nowhere", "--out", "no")
+    assert not Path("no").exists()
+
+
+def test_a_folder_of_the_environment_that_is_not_there_is_an_error(artefacts, monkeypatch) -> None:
+    monkeypatch.setenv("ECINN_CELEBA", "nowhere")
+    assert "no folder nowhere" in fails("paper", "all", "--out", "no")
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_list_names_all_and_what_they_need() -> None:
+    code, stdout, _ = run("paper", "list")
+    assert code == 0
+    rows = {line.split()[0]: line for line in stdout.splitlines()}
+    assert list(rows) == ["figure-1", "figure-2", "figure-9", "table-1", "supplement-1"]
+    assert "--celeba" in rows["figure-1"]
+    assert "about figure-2" in rows["figure-2"]
+    assert not Path("paper").exists()
+    (line,) = run("paper", "list", "figure-9")[1].splitlines()
+    assert line.split() == rows["figure-9"].split()
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_of_some_names_those_that_can_be_made_are_made() -> None:
+    code, stdout, stderr = run("paper", "figure-1", "figure-2", "--out", "here")
+    assert code == 1
+    assert "figure-2" in stdout
+    assert stderr.splitlines()[-1].startswith("error: figure-1 could not be made")
+    assert "--celeba DIR" in stderr
+    assert Path("here/figure-2.pdf").is_file()
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_made(artefacts, monkeypatch) -> None:
+    broken = Artefact("figure-3", "broken", failing)
+    monkeypatch.setattr(registry, "ARTEFACTS", (broken, simple("figure-4")))
+    code, _, stderr = run("paper", "all", "--out", "here")
+    assert code == 1
+    assert "not made: figure-3: there is no such thing" in stderr
+    assert stderr.splitlines()[-1].startswith("error: figure-3 could not be made")
+    assert Path("here/figure-4.pdf").is_file()
+    assert not Path("here/figure-3.pdf").exists()
+    assert "figure-3: there is no such" in Path("here/README.md").read_text()
+    assert "no such thing" in fails("paper", "figure-3", "--out", "here")
+
+
+@pytest.mark.usefixtures("artefacts")
+def test_the_same_seed_gives_the_same_files() -> None:
+    for folder in ("one", "two"):
+        assert run("paper", "all", "--out", folder)[0] == 0
+    for path in Path("one").iterdir():
+        assert path.read_bytes() == (Path("two") / path.name).read_bytes()
+
+
+def test_the_command_line_starts_without_matplotlib() -> None:
+    code = "import sys, ecinn.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; sys.argv = ['ecinn', 'paper', 'list'];"
+        "import ecinn.cli; ecinn.cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ecinn[paper]" in done.stderr
+    assert "Traceback" not in done.stderr

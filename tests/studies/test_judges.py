@@ -1,0 +1,278 @@
+"""Judges: what is stored is what was measured, and what ships is as good as it says."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ecinn.classifier.checkpoint import read_tensors, write_tensors
+from ecinn.data.dataset import Dataset
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import InputError
+from ecinn.studies.judges import (
+    SHIPPED,
+    Autoencoder,
+    ConvolutionalNetwork,
+    JudgeProgress,
+    Judges,
+    JudgeSettings,
+    load_judges,
+    scaled,
+    shipped_judges,
+    train_judges,
+)
+
+CPU = torch.device("cpu")
+TINY = JudgeSettings(
+    convolution_width=4,
+    dense_width=16,
+    autoencoder_width=4,
+    convolution_epochs=8,
+    dense_epochs=8,
+    autoencoder_epochs=8,
+    batch_size=25,
+    learning_rate=0.01,
+    shift=1.0,
+)
+
+
+def stripes(count: int, channels: int, seed: int) -> Dataset:
+    """Noisy pictures, 8×12, of three classes: bright at the left, in the middle, at the right."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=generator)
+    images = 100 * torch.rand((count, channels, 8, 12), generator=generator)
+    bright = torch.arange(12) // 4 == labels[:, None]
+    images += 100 * bright[:, None, None]
+    return Dataset(images.to(torch.uint8), labels, ("left", "middle", "right"))
+
+
+def trained(channels: int = 1, seed: int = 3, **changes) -> Judges:
+    train, test = stripes(300, channels, 0), stripes(200, channels, 1)
+    settings = dataclasses.replace(TINY, **changes)
+    return train_judges(train, test, seed=seed, device=CPU, settings=settings)
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["grey", "colour"])
+def judges(request: pytest.FixtureRequest) -> Judges:
+    return trained(request.param)
+
+
+def test_a_small_training_learns(judges: Judges) -> None:
+    assert set(judges.record["accuracy"]) == {"convolutional", "fully connected", "features"}
+    assert min(judges.record["accuracy"].values()) > 0.8
+    test = stripes(200, judges.shape[0], 1)
+    error = judges.record["reconstruction_error"]
+    spread = float(scaled(test.images).var())
+    assert max(error["of all classes"], error["of the image's class"]) < spread
+    assert error["of the image's class"] < error["of another class"]
+
+
+def test_figures_are_those_of_the_stored_weights(judges: Judges, tmp_path: Path) -> None:
+    """Counted again, image by image, on what was read from the file."""
+    judges.save(tmp_path / "judges.safetensors")
+    loaded = load_judges(tmp_path / "judges.safetensors")
+    test = stripes(200, judges.shape[0], 1)
+    networks = loaded.networks
+    for name, network in {
+        "convolutional": networks.convolutional,
+        "fully connected": networks.fully_connected,
+        "features": networks.feature_network,
+    }.items():
+        right = sum(
+            int(network(scaled(image[None])).argmax()) == int(label)
+            for image, label in zip(test.images, test.labels, strict=True)
+        )
+        assert judges.record["accuracy"][name] == pytest.approx(right / 200, abs=0.006)
+    own = [
+        F.mse_loss(networks.autoencoders[int(label)](scaled(image[None])), scaled(image[None]))
+        for image, label in zip(test.images, test.labels, strict=True)
+    ]
+    assert judges.record["reconstruction_error"]["of the image's class"] == pytest.approx(
+        float(torch.stack(own).mean()), rel=1e-4
+    )
+
+
+def test_saved_and_loaded_judges_answer_alike(judges: Judges, tmp_path: Path) -> None:
+    path = tmp_path / "judges.safetensors"
+    judges.save(path)
+    loaded = load_judges(path)
+    images = stripes(50, judges.shape[0], 2).images
+    labels = torch.arange(50) % 3
+    assert torch.equal(loaded.features(images), judges.features(images))
+    assert torch.equal(loaded.reconstruct(images), judges.reconstruct(images))
+    assert torch.equal(loaded.reconstruct(images, labels), judges.reconstruct(images, labels))
+    for family, verdict in judges.verdicts(images).items():
+        assert torch.equal(loaded.verdicts(images)[family], verdict)
+    assert loaded.record == json.loads(json.dumps(judges.record))
+    assert (loaded.shape, loaded.class_names) == (judges.shape, judges.class_names)
+    tensors, _ = read_tensors(path)
+    assert {value.dtype for value in tensors.values()} == {torch.float16, torch.int64}
+
+
+def test_answers_do_not_depend_on_the_company_of_an_image(judges: Judges) -> None:
+    images = stripes(1_100, judges.shape[0], 4).images
+    labels = torch.arange(1_100) % 3
+    many, one = judges.features(images), judges.features(images[700:701])
+    torch.testing.assert_close(many[700:701], one)
+    own = judges.reconstruct(images, labels)[700:701]
+    torch.testing.assert_close(own, judges.reconstruct(images[700:701], labels[700:701]))
+    assert not torch.allclose(own, judges.reconstruct(images[700:701], labels[701:702]))
+
+
+def test_training_is_a_function_of_the_seed_and_leaves_the_global_generator_alone() -> None:
+    short = {"convolution_epochs": 1, "dense_epochs": 1, "autoencoder_epochs": 1}
+    state = torch.random.get_rng_state()
+    first = trained(**short).networks.state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.rand(1)
+    again = trained(**short).networks.state_dict()
+    other = trained(seed=4, **short).networks.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    weights = [name for name in first if name.endswith("weight") and first[name].ndim > 1]
+    assert not any(torch.equal(first[name], other[name]) for name in weights)
+
+
+def test_families_differ_and_no_two_networks_share_weights(judges: Judges) -> None:
+    convolutional, fully_connected = judges.oracles.values()
+    assert any(isinstance(module, nn.Conv2d) for module in convolutional.modules())
+    assert not any(isinstance(module, nn.Conv2d) for module in fully_connected.modules())
+    features = judges.networks.feature_network
+    assert isinstance(features, ConvolutionalNetwork)
+    assert not torch.equal(features.head.weight, judges.networks.convolutional.head.weight)
+    images = stripes(20, judges.shape[0], 5).images
+    pictures = [judges.reconstruct(images, torch.full((20,), label)) for label in range(3)]
+    assert not torch.equal(pictures[0], pictures[1])
+    assert not torch.equal(pictures[1], pictures[2])
+
+
+def test_judges_read_black_as_minus_a_half_and_white_as_a_half() -> None:
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 1, 1, 3)
+    torch.testing.assert_close(scaled(images).flatten(), torch.tensor([-0.5, -0.3, 0.5]))
+
+
+def test_features_are_what_the_last_layer_reads(judges: Judges) -> None:
+    images = stripes(20, judges.shape[0], 5).images
+    network = judges.networks.feature_network
+    logits = judges.features(images) @ network.head.weight.T + network.head.bias
+    torch.testing.assert_close(logits, network(scaled(images)))
+
+
+def test_autoencoder_has_the_authors_shape() -> None:
+    kinds = [type(layer).__name__ for layer in Autoencoder(1, 16)]
+    assert kinds == [
+        "Conv2d", "ReLU", "Conv2d", "ReLU", "MaxPool2d", "Conv2d",
+        "Conv2d", "ReLU", "Upsample", "Conv2d", "ReLU", "Conv2d",
+    ]  # fmt: skip
+    sizes = [tuple(p.shape) for p in Autoencoder(1, 16).parameters() if p.ndim == 4]
+    assert sizes == 2 * [(16, 1, 3, 3), (16, 16, 3, 3), (1, 16, 3, 3)]
+
+
+def test_progress_names_every_network_and_ends() -> None:
+    seen: list[JudgeProgress] = []
+    data = stripes(60, 1, 0)
+    settings = dataclasses.replace(
+        TINY, convolution_epochs=2, dense_epochs=1, autoencoder_epochs=1
+    )
+    train_judges(data, data, seed=0, device=CPU, observe=seen.append, settings=settings)
+    assert [p.network for p in seen if p.epoch == p.epochs] == [
+        "convolutional", "fully connected", "features", "autoencoder",
+        "autoencoder of left", "autoencoder of middle", "autoencoder of right",
+    ]  # fmt: skip
+    assert len(seen) == 9
+
+
+def test_data_that_cannot_be_judged_is_refused_in_words() -> None:
+    data = stripes(30, 1, 0)
+
+    def refuse(train: Dataset, test: Dataset, says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            train_judges(train, test, seed=0, device=CPU, settings=TINY)
+
+    odd = dataclasses.replace(data, images=data.images[..., :10])
+    refuse(odd, odd, "divisible by 4")
+    refuse(data, odd, "differ in shape")
+    no_left = Dataset(data.images[data.labels > 0], data.labels[data.labels > 0], data.class_names)
+    refuse(no_left, data, "training images of each")
+    refuse(data, Dataset(data.images[:0], data.labels[:0], data.class_names), "test images")
+
+
+def test_wrong_files_are_refused_in_words(judges: Judges, tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    with pytest.raises(InputError, match="no judges"):
+        load_judges(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match="damaged"):
+        load_judges(path)
+    write_tensors(path, {}, {"experiment": {}})
+    with pytest.raises(InputError, match="holds no judges"):
+        load_judges(path)
+    judges.save(path)
+    tensors, about = read_tensors(path)
+    for change in (
+        {"settings": about["settings"] | {"dense_width": 20}},
+        {"settings": about["settings"] | {"depth": 1}},
+        {"settings": about["settings"] | {"dense_width": "16"}},
+        {"shape": [1, 8]},
+        {"class_names": ["left", "right"]},
+    ):
+        write_tensors(path, tensors, about | change)
+        with pytest.raises(InputError, match="does not fit"):
+            load_judges(path)
+    write_tensors(path, tensors, {k: v for k, v in about.items() if k != "record"})
+    with pytest.raises(InputError, match="record"):
+        load_judges(path)
+
+
+def test_images_of_another_shape_are_refused(judges: Judges) -> None:
+    images = torch.zeros((2, judges.shape[0], 8, 8), dtype=torch.uint8)
+    with pytest.raises(InputError, match="8, 12"):
+        judges.verdicts(images)
+    fitting = torch.zeros((2, *judges.shape), dtype=torch.uint8)
+    with pytest.raises(InputError, match="0 to 2"):
+        judges.reconstruct(fitting, torch.tensor([0, 3]))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Judges:
+    assert "mnist" in shipped_judges()
+    return load_judges("mnist")
+
+
+def test_shipped_judges_are_as_good_as_they_say(shipped: Judges) -> None:
+    test = load_mnist("test")
+    some = slice(3_000, 5_000)
+    said = shipped.verdicts(test.images[some])
+    for family, labels in said.items():
+        accuracy = shipped.record["accuracy"][family]
+        assert accuracy >= 0.988
+        measured = float((labels == test.labels[some]).double().mean())
+        assert abs(measured - accuracy) < 4 * (accuracy * (1 - accuracy) / 2_000) ** 0.5
+    assert shipped.record["seed"] == 100
+    assert shipped.record["training_images"] == 60_000
+    assert (SHIPPED / "mnist.safetensors").stat().st_size <= 1_600_000
+    assert 64 <= shipped.features(test.images[:2]).shape[1] <= 128
+
+
+def test_shipped_oracles_err_on_different_images(shipped: Judges) -> None:
+    """Networks of one family share their mistakes; these must not."""
+    test = load_mnist("test").first(3_000)
+    wrong = [labels != test.labels for labels in shipped.verdicts(test.images).values()]
+    both, either = (wrong[0] & wrong[1]).sum(), (wrong[0] | wrong[1]).sum()
+    assert both < 0.5 * either
+
+
+def test_shipped_autoencoders_know_their_class(shipped: Judges) -> None:
+    """IM1 of real images of q, seen as coming from another class, is below one."""
+    test = load_mnist("test").first(2_000)
+    x = scaled(test.images)
+
+    def error(labels: torch.Tensor) -> torch.Tensor:
+        return (shipped.reconstruct(test.images, labels) - x).square().sum((1, 2, 3))
+
+    own = error(test.labels)
+    for step in (1, 3, 7):
+        assert float((own / (error((test.labels + step) % 10) + 1e-5)).mean()) < 1

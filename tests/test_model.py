@@ -1,0 +1,195 @@
+"""What ships, on real images, through the Python interface."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ecinn
+from ecinn import equations
+from ecinn.classifier.checkpoint import load_checkpoint
+from ecinn.data.dataset import load_dataset
+from ecinn.data.fake_mnist import FAKE_MNIST_CUE
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import InputError
+from ecinn.metrics.counterfactuals import elastic_net, share_inside
+from ecinn.model import Model, load
+from ecinn.pixels import to_pixels
+from ecinn.training.evaluation import evaluate, random_offsets
+
+IMAGES = 400
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Spread over the whole test set."""
+    test = load_mnist("test")
+    chosen = torch.arange(0, 10_000, 10_000 // IMAGES)
+    return test.images[chosen], test.labels[chosen]
+
+
+@pytest.fixture(scope="module")
+def explanation(mnist, digits):
+    """Every image against one target, as the method's own test."""
+    images, _ = digits
+    predicted = mnist.predict(images).argmax(1)
+    q = (predicted + 1 + torch.arange(IMAGES) % 9) % 10
+    return mnist.explain(images, q[:, None])
+
+
+def test_accuracy_and_density_of_what_ships(mnist, digits) -> None:
+    images, labels = digits
+    assert (mnist.predict(images).argmax(1) != labels).float().mean() <= 0.02
+    bits = equations.bits_per_dim(mnist.classifier.log_marginal(to_pixels(images)), 784)
+    assert bits.mean() < 3.45
+
+
+def test_shipped_metrics_are_those_of_the_results_page(mnist) -> None:
+    import json
+    from pathlib import Path
+
+    path = Path(__file__).parent.parent / "docs" / "results" / "mnist.json"
+    committed = json.loads(path.read_text())
+    for name, value in mnist.checkpoint.metrics.items():
+        # A GPU measured the one, a CPU the other.
+        assert committed[name] == (value if name == "model" else pytest.approx(value, abs=2e-3))
+
+
+def test_counterfactuals_reach_their_target_on_the_stored_image(explanation) -> None:
+    assert explanation.convincing_certificate.reached.float().mean() >= 0.995
+
+
+def test_tipping_points_tie(explanation) -> None:
+    posterior = explanation.tipping_certificate.posterior[:, 0]
+    p = posterior.gather(1, explanation.p[:, None])
+    q = posterior.gather(1, explanation.q)
+    assert (p - q).abs().max() < 1e-3
+
+
+def test_round_trip_is_exact(explanation) -> None:
+    assert explanation.round_trip_error.max() <= 1e-4
+
+
+def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> None:
+    assert explanation.typical.float().mean() > 0.97
+    noise = torch.randint(256, (5, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    blank = torch.zeros((1, 1, 28, 28), dtype=torch.uint8)
+    odd = mnist.explain(torch.cat([noise, blank]), "all", verify=False)
+    assert not odd.typical.any()
+
+
+def test_means_in_the_checkpoint_are_those_of_the_training_images(mnist) -> None:
+    """On 1,000 of them: the mean of each predicted class lies near the stored one."""
+    images = load_mnist("train").images[:1000]
+    with torch.inference_mode():
+        z = mnist.classifier.encode(to_pixels(images))
+    measured = ecinn.class_means([z], mnist.classifier.mu)
+    distance = torch.cdist(measured, mnist.mu_bar)
+    assert torch.equal(distance.argmin(1), torch.arange(10))
+    assert distance.diagonal().max() < 0.7 * torch.pdist(mnist.mu_bar).min()
+
+
+def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp_path) -> None:
+    image = digits[0][0]
+    picture = Image.fromarray(image[0].numpy())
+    picture.save(tmp_path / "digit.png")
+    ways = [
+        image,
+        image[0],
+        image[None],
+        image.numpy(),
+        to_pixels(image),
+        picture,
+        str(tmp_path / "digit.png"),
+        [tmp_path / "digit.png"],
+        [picture],
+        [image],
+    ]
+    expected = mnist.predict(image)
+    for way in ways:
+        torch.testing.assert_close(mnist.predict(way), expected)
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        (torch.zeros(1, 3, 28, 28), "shape"),
+        (torch.zeros(0, 1, 28, 28), "shape"),
+        (torch.zeros(1, 1, 28, 28, dtype=torch.int64), "uint8"),
+        (torch.full((1, 1, 28, 28), 255.0), r"\[0, 1\]"),
+        (torch.full((1, 1, 28, 28), torch.nan), r"\[0, 1\]"),
+        ([], "no images"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_in_words(mnist, images, says) -> None:
+    with pytest.raises(InputError, match=says):
+        mnist.predict(images)
+
+
+def test_targets_by_name(mnist, digits) -> None:
+    image = digits[0][0]
+    name = str((int(mnist.predict(image).argmax()) + 1) % 10)
+    assert mnist.explain(image, name).q.item() == int(name)
+    with pytest.raises(InputError, match="no class"):
+        mnist.explain(image, "eleven")
+
+
+def test_samples_are_read_as_their_class_and_differ(mnist) -> None:
+    labels = torch.arange(10).repeat(5)
+    samples = mnist.sample(labels, seed=1)
+    assert samples.dtype == torch.uint8
+    assert (mnist.predict(samples).argmax(1) == labels).float().mean() >= 0.96
+    assert len({sample.numpy().tobytes() for sample in samples}) == 50
+    assert torch.equal(samples, mnist.sample(labels, seed=1))
+    assert not torch.equal(samples, mnist.sample(labels, seed=2))
+    still = mnist.sample([3, 3], temperature=0.0)
+    assert torch.equal(still[0], still[1])
+
+
+@pytest.mark.parametrize("labels", [[10], [-1], [[1]], [0.5]])
+def test_samples_of_no_class_are_refused(mnist, labels) -> None:
+    with pytest.raises(InputError, match="0 to 9"):
+        mnist.sample(torch.tensor(labels))
+    with pytest.raises(InputError, match="temperature"):
+        mnist.sample([1], temperature=-1.0)
+
+
+def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
+    import io
+
+    png = mnist.explain(digits[0][:2], "all")._repr_png_()
+    picture = Image.open(io.BytesIO(png))
+    assert picture.width > picture.height / 2
+    assert len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)) > 100
+
+
+def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
+    """On data where the truth is known, at plain α₁ and on stored images."""
+    model = load("fakemnist")
+    data = load_dataset("fakemnist", "test").first(100)
+    assert torch.equal(model.predict(data.images).argmax(1), data.labels)
+    q = (data.labels + torch.arange(100) % 9 + 1) % 10
+    stored = model.explain(data.images, q[:, None]).stored_convincing[:, 0]
+    assert torch.equal(FAKE_MNIST_CUE.read(stored), q)
+    assert elastic_net(data.images, stored).mean() < 4.8
+    change = (stored.double() - data.images.double()) / 255
+    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.97
+
+
+def test_evaluation_tells_plain_from_verified() -> None:
+    """Measured means too near to each other leave many α₁ short; correction carries them over."""
+    from dataclasses import replace
+
+    checkpoint = load_checkpoint("fakemnist")
+    near = checkpoint.mu_bar.mean(0) + 0.28 * (checkpoint.mu_bar - checkpoint.mu_bar.mean(0))
+    model = Model(replace(checkpoint, mu_bar=near))
+    result = evaluate(model, load_dataset("fakemnist", "test").first(40))
+    q = (model.predict(load_dataset("fakemnist", "test").images[:40]).argmax(1)) + random_offsets(
+        40, 10, 0
+    )
+    plain = model.explain(load_dataset("fakemnist", "test").images[:40], (q % 10)[:, None])
+    share = float(plain.convincing_certificate.reached.double().mean())
+    assert result.reached_q == pytest.approx(share)
+    assert share < 0.9
+    assert result.reached_q_verified > share
+    assert result.passes_verified > 3

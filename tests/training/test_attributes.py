@@ -1,0 +1,287 @@
+"""Attributes learned beside the class, and training that begins with another model's layers."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
+from ecinn.classifier.quantisation import stored_precision
+from ecinn.classifier.recipes import CELEBA_ATTRIBUTES, Experiment, Refinement
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError
+from ecinn.flow.network import Architecture, Stage
+from ecinn.training.loop import Progress, train
+from ecinn.training.state import TrainingState, first_means
+from ecinn.training.step import OptimisationStep, batch_loss
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    architecture = Architecture(
+        3, 8, 8, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0, mixing="cosine", dropout=0.1
+    )
+    return dataclasses.replace(
+        CELEBA_ATTRIBUTES,
+        architecture=architecture,
+        augmentation=Augmentation(flip=True),
+        epochs=2,
+        batch_size=16,
+        learning_rate=5e-3,
+        attribute_weight=3.0,
+    )
+
+
+@pytest.fixture
+def data(generator: torch.Generator) -> Dataset:
+    """Pictures whose red, green and blue say a class and two attributes."""
+    attributes = torch.randint(2, (96, 3), generator=generator, dtype=torch.uint8)
+    noise = torch.randint(60, (96, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    images = noise + 120 * attributes[:, :, None, None]
+    return Dataset(images, attributes[:, 0].long(), ("dull", "red"), attributes[:, 1:])
+
+
+def _equal(one: Checkpoint, other: Checkpoint) -> bool:
+    weights = other.classifier.state_dict()
+    return all(torch.equal(v, weights[n]) for n, v in one.classifier.state_dict().items())
+
+
+def test_attributes_are_read_from_the_latents(experiment: Experiment, data: Dataset) -> None:
+    """The loss is Eq. 9 plus the weighted mean cross-entropy of every attribute."""
+    state = TrainingState.start(experiment, CPU, attributes=2)
+    assert state.readout is not None
+    step = OptimisationStep(experiment, data, state, CPU)
+    order = step.begin_epoch(0)
+    step.batch.copy_(order[:16])
+    with torch.no_grad():
+        weight = torch.randn(
+            state.readout.weight.shape, generator=torch.Generator().manual_seed(1)
+        )
+        state.readout.weight.copy_(0.1 * weight)
+
+    torch.manual_seed(5)
+    with_attributes = step._batch_loss()
+    torch.manual_seed(5)  # the same dropout
+    labels = data.labels[step.batch]
+    alone = batch_loss(state.classifier, with_attributes.x, labels, experiment)
+    assert data.attributes is not None
+    odds = with_attributes.z @ state.readout.weight.T
+    truth = data.attributes[step.batch].bool()
+    cross_entropy = -torch.where(truth, F.logsigmoid(odds), F.logsigmoid(-odds)).mean()
+    assert torch.allclose(with_attributes.loss, alone.loss + 3.0 * cross_entropy, atol=1e-5)
+
+
+class Knowing(torch.nn.Module):
+    """A teacher whose log-odds are the mean colours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 4 * x.mean((2, 3)) - 2
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_a_teacher_s_answer_takes_its_share(
+    experiment: Experiment, data: Dataset, share: float
+) -> None:
+    """Of the class and of all attributes: labels and answers mixed, the class then smoothed."""
+    assert data.attributes is not None
+    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
+    data = dataclasses.replace(data, attributes=every, attribute=0)
+    still = dataclasses.replace(experiment.architecture, dropout=0.0)
+    experiment = dataclasses.replace(
+        experiment, architecture=still, teaching=share, label_smoothing=0.1
+    )
+    state = TrainingState.start(experiment, CPU, attributes=3)
+    state.teacher = Knowing()
+    assert state.readout is not None
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(state.readout.weight.shape, generator=generator)
+        state.readout.weight.copy_(0.1 * weight)
+    step = OptimisationStep(experiment, data, state, CPU)
+    step.batch.copy_(step.begin_epoch(0)[:16])
+    loss = step._batch_loss()
+    wanted = share * torch.sigmoid(Knowing()(loss.x)) + (1 - share) * every[step.batch]
+    smoothed = 0.9 * wanted[:, 0] + 0.05
+    z, log_det = state.classifier.encode_with_log_det(loss.x)
+    log_p = equations.log_posterior(z, state.classifier.mu)
+    cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
+    log_x = equations.log_likelihood(z, log_det, state.classifier.mu).logsumexp(1) - math.log(2)
+    odds = z @ state.readout.weight.T
+    attributes = -(wanted * F.logsigmoid(odds) + (1 - wanted) * F.logsigmoid(-odds)).mean()
+    expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * attributes
+    assert torch.allclose(loss.loss, expected, atol=1e-4)
+
+
+class Contrary(Knowing):
+    """A teacher who knows it the other way round; a buffer tells it from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mark", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+@pytest.fixture
+def taught(data: Dataset) -> Dataset:
+    assert data.attributes is not None
+    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
+    return dataclasses.replace(data, attributes=every, attribute=0)
+
+
+@pytest.mark.parametrize("stage", ["training", "refining"])
+def test_what_a_teacher_says_is_learned_and_kept_to(
+    experiment: Experiment, taught: Dataset, tmp_path: Path, stage: str
+) -> None:
+    """Another teacher, other weights; a run goes on with its own only, to the same weights."""
+    experiment = dataclasses.replace(experiment, teaching=0.5)
+    if stage == "refining":
+        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
+    whole = train(experiment, taught, tmp_path / "a", device=CPU, teacher=Knowing())
+    other = train(experiment, taught, tmp_path / "b", device=CPU, teacher=Contrary())
+    assert not _equal(whole, other)
+    assert whole.training["teacher"] != other.training["teacher"]
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2 and progress.stage == stage:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            experiment, taught, folder, device=CPU, teacher=Knowing(), observe=stop, save_every=0.0
+        )
+    with pytest.raises(InputError, match="was begun with teacher"):
+        train(experiment, taught, folder, device=CPU, teacher=Contrary(), resume=True)
+    resumed = train(experiment, taught, folder, device=CPU, teacher=Knowing(), resume=True)
+    assert _equal(resumed, whole)
+
+
+def test_a_teacher_of_something_else_is_refused(experiment, taught, tmp_path) -> None:
+    experiment = dataclasses.replace(experiment, teaching=0.5)
+    fewer = dataclasses.replace(taught, attributes=taught.attributes[:, :2])
+    with pytest.raises(InputError, match="knows 3 attributes and the data has 2"):
+        train(experiment, fewer, tmp_path / "run", device=CPU, teacher=Knowing())
+
+
+@pytest.mark.parametrize("second", [None, Refinement(1, 1.0, 1.0, 0.1)])
+def test_the_unrounded_model_is_left_beside(experiment, data, tmp_path, second) -> None:
+    experiment = dataclasses.replace(experiment, epochs=1, refinement=second)
+    rounded = train(experiment, data, tmp_path, device=CPU)
+    exact = load_checkpoint(tmp_path / "unrounded.safetensors")
+    assert exact.experiment == dataclasses.replace(rounded.experiment, stored_bits=32)
+    assert exact.training == load_checkpoint(tmp_path / "model.safetensors").training
+    weights = rounded.classifier.state_dict()
+    for name, value in stored_precision(exact.classifier.state_dict(), 8).items():
+        assert torch.equal(value, weights[name]), name
+    assert not _equal(exact, rounded)
+
+
+def test_what_another_run_left_is_not_taken_up(experiment, data, tmp_path) -> None:
+    """A first stage's model of a run that was never begun again does not replace a new one's."""
+    experiment = dataclasses.replace(experiment, refinement=Refinement(1, 1.0, 1.0, 0.1))
+    (tmp_path / "first-stage.safetensors").write_bytes(b"of another run")
+    seen: list[str] = []
+    train(experiment, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.stage))
+    assert seen[0] == "training"
+    assert seen[-1] == "refining"
+
+
+@pytest.mark.parametrize("teaching", [0.0, 0.5])
+def test_a_teacher_comes_with_its_share(experiment, data, taught, tmp_path, teaching) -> None:
+    """Neither a teacher that is not listened to, nor a share of nobody."""
+    experiment = dataclasses.replace(experiment, teaching=teaching)
+    teacher = None if teaching else Knowing()
+    with pytest.raises(InputError, match="learns from"):
+        train(experiment, taught, tmp_path / "run", device=CPU, teacher=teacher)
+    with pytest.raises(InputError, match="no attributes to be taught"):
+        train(experiment, data, tmp_path / "run", device=CPU, teacher=Knowing())
+
+
+def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:
+    state = TrainingState.start(experiment, CPU, attributes=2)
+    step = OptimisationStep(experiment, data, state, CPU)
+    for epoch in range(6):
+        order = step.begin_epoch(epoch)
+        for number in range(6):
+            step(order[number * 16 : (number + 1) * 16], 0.3, 6 * epoch + number)
+    assert state.readout is not None
+    assert data.attributes is not None
+    with torch.no_grad():
+        z = state.classifier.eval().encode((data.images.float() + 0.5) / 256)
+        right = (state.readout(z) > 0) == data.attributes.bool()
+    assert right.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("stage", ["training", "refining"])
+def test_a_run_with_attributes_resumes_to_the_same_weights(
+    experiment: Experiment, data: Dataset, tmp_path: Path, stage: str
+) -> None:
+    if stage == "refining":
+        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
+    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2 and progress.stage == stage:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        train(experiment, data, folder, device=CPU, observe=stop, save_every=0.0)
+    resumed = train(experiment, data, folder, device=CPU, resume=True)
+    assert _equal(resumed, whole)
+    # Guard: the attributes did take part.
+    none = dataclasses.replace(experiment, attribute_weight=0.0)
+    assert not _equal(train(none, data, tmp_path / "none", device=CPU), whole)
+
+
+def test_data_without_attributes_is_refused(experiment, data, tmp_path) -> None:
+    with pytest.raises(InputError, match="its data has none"):
+        train(experiment, dataclasses.replace(data, attributes=None), tmp_path / "run", device=CPU)
+
+
+def test_a_run_begins_with_the_layers_it_is_given(experiment, data, tmp_path) -> None:
+    first = train(experiment, data, tmp_path / "first", device=CPU)
+    still = dataclasses.replace(experiment, epochs=1, learning_rate=0.0, stored_bits=32)
+    begun = train(still, data, tmp_path / "begun", device=CPU, start=first)
+    weights = first.classifier.state_dict()
+    for name, value in begun.classifier.state_dict().items():
+        assert name == "mu" or torch.allclose(value, weights[name], atol=1e-6), name
+    assert begun.training["start"] == "celeba-attributes"
+
+
+def test_layers_of_another_shape_are_refused(experiment, data, tmp_path) -> None:
+    first = train(experiment, data, tmp_path / "first", device=CPU)
+    deeper = dataclasses.replace(experiment.architecture, stages=(Stage(2, 8),))
+    other = dataclasses.replace(experiment, architecture=deeper)
+    with pytest.raises(InputError, match="its layers differ"):
+        train(other, data, tmp_path / "other", device=CPU, start=first)
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])
+def test_first_means_fit_how_far_the_latents_spread(
+    spread: float, generator: torch.Generator
+) -> None:
+    """Of N(±m, s²) the log-odds are 2m·z/s²: those of N(±m/s², 1)."""
+    m = spread * torch.tensor([1.0, 0.0, 0.0])
+    labels = torch.arange(4000) % 2
+    sign = 2.0 * labels[:, None] - 1
+    z = 5.0 + sign * m + spread * torch.randn(4000, 3, generator=generator)
+    mu = first_means(z, labels, 2)
+    apart = (mu[1] - mu[0]).norm() / (2 * m.norm())
+    assert 0.6 < float(apart) * spread**2 < 1.7
+
+    def loss(means: Tensor) -> float:
+        return float(F.nll_loss(equations.log_posterior(z, means), labels))
+
+    for factor in (0.5, 2.0):
+        assert loss(mu) <= loss(mu.mean(0) + factor * (mu - mu.mean(0)))

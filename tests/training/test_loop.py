@@ -1,0 +1,384 @@
+"""Training on the CPU: it learns, it survives, it resumes to the same weights."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.recipes import MNIST, Experiment, Refinement, find_experiment
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.dataset import Dataset
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import EcinnError, InputError
+from ecinn.flow.network import Architecture, Stage
+from ecinn.pixels import to_pixels, to_uint8
+from ecinn.training import loop as training
+from ecinn.training import step as optimisation
+from ecinn.training.calibration import refit_means
+from ecinn.training.critic import Critic
+from ecinn.training.finetuning import RefinementStep, _as_stored, critic_loss, second_stage
+from ecinn.training.loop import Progress, train
+from ecinn.training.state import RefinementState, TrainingState
+from helpers.builders import randomise
+
+STATE_FILE = training.STATE_FILES[0]
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    """A tiny network with everything switched on that draws random numbers."""
+    return dataclasses.replace(
+        MNIST,
+        architecture=Architecture(
+            1, 28, 28, 10, (Stage(1, 8), Stage(2, 8)), dense_width=16, clamp=1.5, dropout=0.1
+        ),
+        augmentation=Augmentation(shift=1.0, rotate=5.0, share=0.5),
+        epochs=3,
+        batch_size=32,
+        learning_rate=5e-3,
+        refinement=None,
+    )
+
+
+@pytest.fixture
+def data() -> Dataset:
+    return load_mnist("train").first(640)
+
+
+class InterruptError(Exception):
+    """Stands for Ctrl-C, a killed machine, a power cut."""
+
+
+def test_it_learns_and_reports(experiment: Experiment, data: Dataset, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    experiment = dataclasses.replace(experiment, epochs=4)
+    checkpoint = train(experiment, data, tmp_path, device=CPU, observe=seen.append)
+    assert seen[-1].step == seen[-1].steps == 4 * 20
+    assert seen[-1].seconds_left == 0
+    assert seen[-1].loss < seen[0].loss - 1
+    assert seen[-1].error < 0.6
+    assert seen[-1].bits_per_dim < seen[0].bits_per_dim
+    assert len(checkpoint.training["curve"]) == 4
+    assert load_checkpoint(tmp_path).training == checkpoint.training
+
+
+def test_resumed_run_ends_at_the_same_weights(
+    experiment: Experiment, data: Dataset, tmp_path: Path
+) -> None:
+    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+
+    def stop_in_second_epoch(progress: Progress) -> None:
+        if progress.epoch == 2:
+            raise InterruptError
+
+    interrupted = tmp_path / "interrupted"
+    with pytest.raises(InterruptError):
+        train(
+            experiment, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0
+        )
+    with pytest.raises(InputError, match="begun with"):
+        train(experiment, data.first(len(data) // 2), interrupted, device=CPU, resume=True)
+    torch.rand(17)  # what the process did in between must not matter
+    resumed = train(experiment, data, interrupted, device=CPU, resume=True)
+    weights = whole.classifier.state_dict()
+    for name, value in resumed.classifier.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    assert torch.equal(resumed.mu_bar, whole.mu_bar)
+    assert resumed.typicality == whole.typicality
+    # Guard: the run did depend on its random numbers.
+    other = dataclasses.replace(experiment, seed=1)
+    another = train(other, data, tmp_path / "other", device=CPU).classifier.state_dict()
+    assert not torch.equal(another["mu"], weights["mu"])
+
+
+def test_the_callers_random_numbers_are_left_alone(experiment, data, tmp_path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    experiment = dataclasses.replace(experiment, epochs=1)
+    train(experiment, data, tmp_path, device=CPU)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("rate", [1e4, float("nan")])
+def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
+    rate: float, experiment: Experiment, data: Dataset, tmp_path: Path, monkeypatch
+) -> None:
+    """The learning rate goes wild in the second epoch; the first one's state survives."""
+    original = optimisation.schedule
+    steps = iter(range(10_000))
+    monkeypatch.setattr(
+        optimisation, "schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
+    )
+    with pytest.raises(EcinnError, match="last good state") as error:
+        train(experiment, data, tmp_path, device=CPU, save_every=0.0)
+    assert error.value.exit_code == 1
+    state = TrainingState.start(experiment, CPU)
+    state.restore(tmp_path / STATE_FILE, experiment)
+    assert state.epoch == 1
+    assert all(bool(torch.isfinite(p).all()) for p in state.classifier.parameters())
+
+
+def test_a_folder_with_a_run_is_not_overwritten(experiment, data, tmp_path) -> None:
+    experiment = dataclasses.replace(experiment, epochs=2)
+    train(experiment, data, tmp_path, device=CPU)
+    before = (tmp_path / STATE_FILE).read_bytes()
+    with pytest.raises(InputError, match="resume"):
+        train(experiment, data, tmp_path, device=CPU)
+    other = dataclasses.replace(experiment, learning_rate=1.0)
+    with pytest.raises(InputError, match="other settings"):
+        train(other, data, tmp_path, device=CPU, resume=True)
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+
+
+def test_average_is_the_exponential_moving_average(experiment, data, tmp_path) -> None:
+    """Recomputed from the weights after every step."""
+    experiment = dataclasses.replace(experiment, epochs=1, averaging=0.8)
+    state = TrainingState.start(experiment, CPU)
+    expected = state.average.mu.clone()
+    step = optimisation.OptimisationStep(experiment, data, state, CPU)
+    order = step.begin_epoch(0)
+    for number in range(20):
+        step(order[number * 32 : (number + 1) * 32], number / 20, number)
+        decay = min(0.8, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * state.classifier.mu.detach()
+    torch.testing.assert_close(state.average.mu, expected)
+    assert not torch.allclose(state.average.mu, state.classifier.mu)
+
+
+def test_schedule_rises_then_falls_to_zero() -> None:
+    values = [optimisation.schedule(step / 100, 0.1) for step in range(101)]
+    assert values[0] == 0
+    assert max(values) == pytest.approx(1)
+    assert values.index(max(values)) == 10
+    assert values[-1] == pytest.approx(0)
+    assert values[55] == pytest.approx(0.5)
+
+
+def test_weight_decay_spares_means_scales_and_shifts(experiment: Experiment) -> None:
+    state = TrainingState.start(experiment, CPU)
+    decayed, free = state.optimiser.param_groups
+    assert decayed["weight_decay"] == experiment.weight_decay
+    assert free["weight_decay"] == 0
+    assert any(p is state.classifier.mu for p in free["params"])
+    assert all(p.ndim > 1 for p in decayed["params"])
+    total = len(list(state.classifier.parameters()))
+    assert len(decayed["params"]) + len(free["params"]) == total
+
+
+def test_refitted_means_are_where_the_loss_is_flat(experiment: Experiment) -> None:
+    """Nearby means give no smaller loss; the start does give a larger one."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (400,), generator=generator)
+    true = 2 * torch.randn((4, 6), generator=generator, dtype=torch.float64)
+    z = true[labels] + torch.randn((400, 6), generator=generator, dtype=torch.float64)
+    mixture = torch.distributions.Independent
+
+    def loss(mu: torch.Tensor) -> float:
+        gaussians = torch.stack(
+            [mixture(torch.distributions.Normal(m, 1.0), 1).log_prob(z) for m in mu], 1
+        )
+        nll = -(gaussians.exp().mean(1)).log().mean() / 6
+        cross_entropy = torch.nn.functional.cross_entropy(
+            gaussians, labels, label_smoothing=experiment.means_label_smoothing
+        )
+        beta = experiment.beta
+        return float((2 * nll + 2 * beta * cross_entropy) / (1 + beta))
+
+    start = torch.zeros_like(true) + 0.1 * true
+    fitted = refit_means(z, labels, start, experiment)
+    best = loss(fitted)
+    assert best < loss(start) - 0.1
+    for _ in range(20):
+        step = 0.05 * torch.randn(fitted.shape, generator=generator, dtype=torch.float64)
+        assert loss(fitted + step) > best
+
+
+def test_unknown_experiment_lists_the_known() -> None:
+    with pytest.raises(InputError, match="mnist"):
+        find_experiment("cifar")
+
+
+@pytest.fixture
+def refined(experiment: Experiment) -> Experiment:
+    refinement = Refinement(epochs=2, proximity=3.0, faithfulness=1.0, realism=0.1)
+    return dataclasses.replace(experiment, epochs=1, batch_size=64, refinement=refinement)
+
+
+@pytest.mark.parametrize(
+    ("proximity", "faithfulness", "realism"), [(2.0, 0.0, 0.0), (0.0, 3.0, 0.0), (0.0, 0.0, 0.7)]
+)
+def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
+    proximity: float, faithfulness: float, realism: float, refined: Experiment, data: Dataset
+) -> None:
+    """Each term by hand: absolute values, Σ p log p/q over 8-bit images, the critic's scores."""
+    settings = Refinement(2, proximity, faithfulness, realism)
+    step = refinement_step(dataclasses.replace(refined, refinement=settings), data)
+    classifier, mu = step.state.classifier, step.state.classifier.mu.detach()
+    with torch.no_grad():
+        first = step._batch_loss()
+        q = torch.arange(64) % 10
+        z_hat = first.z + 0.5 * torch.randn(first.z.shape, generator=step.generator)
+        x_hat = classifier.decode(z_hat).clamp(0, 1)
+        loss = float(step._counterfactual_loss(first, z_hat, x_hat, q, 12))
+        asked = (-0.5 * torch.cdist(z_hat, mu).square()).softmax(1).double()
+        stored = classifier.encode(to_pixels(to_uint8(x_hat)))
+        obtained = (-0.5 * torch.cdist(stored, mu).square()).softmax(1).double()
+        expected = proximity * float((x_hat - first.x).abs().mean())
+        divergence = (asked * (asked.log() - obtained.log())).nan_to_num(0.0).sum(1).mean()
+        expected += faithfulness * float(divergence)
+        expected -= realism * float(step.refined.critic(x_hat[:12], q[:12]).mean())
+    assert loss == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    assert abs(loss) > 1e-4
+
+
+def test_second_stage_resumes_to_the_same_weights(
+    refined: Experiment, data: Dataset, tmp_path: Path
+) -> None:
+    data = data.first(256)
+    whole = train(refined, data, tmp_path / "whole", device=CPU)
+    epochs = iter(range(100))
+
+    def stop_in_last_epoch(progress: Progress) -> None:
+        if next(epochs) == 2:  # one report an epoch: first stage, refinement, refinement
+            raise InterruptError
+
+    interrupted = tmp_path / "interrupted"
+    with pytest.raises(InterruptError):
+        train(refined, data, interrupted, device=CPU, observe=stop_in_last_epoch, save_every=0.0)
+    assert not (interrupted / training.MODEL_FILE).exists()
+    torch.rand(5)
+    resumed = train(refined, data, interrupted, device=CPU, resume=True)
+    assert resumed.experiment == refined
+    assert load_checkpoint(interrupted).experiment == refined
+    weights = whole.classifier.state_dict()
+    for name, value in resumed.classifier.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE).classifier.state_dict()
+    assert not torch.equal(first["mu"], weights["mu"])
+
+
+def test_refining_another_kind_of_network_is_refused(refined, data, tmp_path) -> None:
+    other = dataclasses.replace(refined, architecture=MNIST.architecture)
+    with pytest.raises(InputError, match="layers differ"):
+        train(refined, data, tmp_path, device=CPU, pretrained=untrained(other, data))
+
+
+def untrained(experiment: Experiment, data: Dataset) -> Checkpoint:
+    classifier = GenerativeClassifier(experiment.architecture).eval()
+    mu = classifier.mu.detach()
+    return Checkpoint(experiment, classifier, mu, Typicality((0.0, 1.0)), data.class_names)
+
+
+def refinement_step(refined: Experiment, data: Dataset) -> RefinementStep:
+    stage = second_stage(refined)
+    state = RefinementState.refine(untrained(refined, data), stage, CPU)
+    randomise(state.classifier)
+    step = RefinementStep(stage, data, state, CPU)
+    step.begin_epoch(0)
+    return step
+
+
+@pytest.mark.parametrize("apart", [1.0, 2.0])
+def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q(
+    apart: float, refined: Experiment, data: Dataset
+) -> None:
+    """Also where the measured means are further apart than the model's."""
+    step = refinement_step(refined, data)
+    mu = step.state.classifier.mu.detach()
+    step.refined.means.mu_bar.copy_(apart * mu)
+    p = torch.arange(40) % 10
+    q = step._other_class(p)
+    assert (q != p).all()
+    assert len(q.unique()) == 10
+    noise = torch.randn((40, mu.shape[1]), generator=torch.Generator().manual_seed(1))
+    z_hat, convincing = step._corrected_latents(mu[p] + 0.1 * noise, p, q)
+    assert convincing == 20
+    log_odds = (equations.log_posterior(z_hat, mu)).detach()
+    odds = log_odds.gather(1, q[:, None]) - log_odds.gather(1, p[:, None])
+    confidence = odds.squeeze(1).sigmoid()
+    # α₁ ≈ 1.05 or 0.93: beyond the mean of q in both cases.
+    assert (confidence[:20] > 0.999).all()
+    asked = confidence[20:]
+    assert 0.009 < asked.min() < 0.3
+    assert 0.7 < asked.max() < 0.991
+
+
+def test_refinement_decodes_what_it_encoded(refined: Experiment, data: Dataset) -> None:
+    """Dropout would make the inverse another network's."""
+    assert refined.architecture.dropout > 0
+    classifier = refinement_step(refined, data).state.classifier
+    x = to_pixels(data.images[:8])
+    with torch.no_grad():
+        torch.testing.assert_close(classifier.decode(classifier.encode(x)), x, atol=1e-4, rtol=0)
+
+
+def test_running_means_follow_the_batch(refined: Experiment, data: Dataset) -> None:
+    step = refinement_step(refined, data)
+    before = step.refined.means.mu_bar.clone()
+    z = torch.randn((30, before.shape[1]), generator=torch.Generator().manual_seed(2))
+    label = torch.arange(30) % 3
+    step._follow_means(z, label)
+    after = step.refined.means.mu_bar
+    for k in range(3):
+        expected = 0.98 * before[k] + 0.02 * z[label == k].mean(0)
+        torch.testing.assert_close(after[k], expected)
+    assert torch.equal(after[3:], before[3:])  # classes without an image stay
+
+
+def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
+    x = uniform(2, 1, 3, 3).float().requires_grad_()
+    stored = _as_stored(x)
+    assert torch.equal(stored.detach() * 256 - 0.5, (x.detach() * 256).floor())
+    stored.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_critic_learns_to_tell_real_from_other(generator: torch.Generator) -> None:
+    """Class k is bright in row k; counterfactuals are flat."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        critic = Critic((1, 8, 8), 4)
+    optimiser = torch.optim.Adam(critic.parameters(), 1e-3)
+    label = torch.arange(64) % 4
+    for _ in range(60):
+        real = 0.1 * torch.rand((64, 1, 8, 8), generator=generator)
+        real[torch.arange(64), 0, label] += 0.8
+        flat = 0.3 + 0.1 * torch.rand((32, 1, 8, 8), generator=generator)
+        loss = critic_loss(critic, real, label, flat, (label + 1) % 4, 0.01)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        score = critic(real, label)
+        assert score.min() > 0
+        assert critic(flat, label[:32]).max() < 0
+        assert critic(real, (label + 1) % 4).max() < 0
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 12, 20)])
+def test_critic_takes_any_shape(shape: tuple[int, int, int]) -> None:
+    assert Critic(shape, 3)(torch.zeros(2, *shape), torch.tensor([0, 2])).shape == (2,)
+
+
+def test_data_that_does_not_fit_is_refused_in_words(experiment, data, tmp_path) -> None:
+    def refuse(says: str, **changes: Tensor) -> None:
+        other = copy.copy(data)
+        for name, value in changes.items():
+            object.__setattr__(other, name, value)  # past the check of types, as outside of tests
+        with pytest.raises(InputError, match=says):
+            train(experiment, other, tmp_path / "run", device=torch.device("cpu"))
+        assert not (tmp_path / "run").exists()
+
+    refuse("8-bit", images=data.images.float() / 255)
+    refuse("learns images of", images=data.images[:, :, :-2])
+    refuse("labels go from", labels=data.labels + 1)

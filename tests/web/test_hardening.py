@@ -1,0 +1,287 @@
+"""Clients that are slow, gone, greedy, hostile or without a token."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from ecinn.web.catalogue import Catalogue, Served, load_catalogue
+from ecinn.web.security import CONTENT_POLICY
+from ecinn.web.settings import Settings
+from helpers.server import (
+    FAST,
+    PATIENCE,
+    ask,
+    connect,
+    everything,
+    held,
+    metric,
+    running,
+    wait_until,
+)
+
+IMPATIENT = Settings(
+    threads=1,
+    join_seconds=0.001,
+    head_seconds=1.0,
+    body_seconds=1.5,
+    body_bytes=20_000,
+    bodies_bytes=30_000,
+    hosts=("127.0.0.1", "localhost"),
+)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue(["mnist"])
+
+
+@pytest.fixture(scope="module")
+def served(catalogue: Catalogue) -> Served:
+    return catalogue["mnist"]
+
+
+@pytest.fixture(scope="module")
+def address(catalogue: Catalogue) -> Iterator[str]:
+    with running(catalogue, IMPATIENT, token="correct horse") as address:
+        yield address
+
+
+TOKEN = {"Authorization": "Bearer correct horse"}
+
+
+def head(length: int | None, path: str = "/api/v1/predict") -> bytes:
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer correct horse\r\n"
+        f"Content-Type: application/json\r\n{size}\r\n\r\n"
+    ).encode()
+
+
+def test_every_answer_carries_the_headers(address: str) -> None:
+    paths = ("/", "/health", "/docs", "/openapi.json", "/nothing", "/api/v1/models", "/metrics")
+    for path in paths:
+        for headers in (TOKEN, {}):
+            answer = httpx.get(address + path, headers=headers)
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+            assert answer.headers["x-frame-options"] == "DENY"
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "server" not in answer.headers
+            assert "access-control-allow-origin" not in answer.headers
+    assert httpx.get(address).headers["content-security-policy"] == CONTENT_POLICY
+    cross = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    preflight = httpx.options(f"{address}/api/v1/predict", headers=TOKEN | cross)
+    assert preflight.status_code == 405
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_the_token_guards_the_api_and_nothing_else(address: str) -> None:
+    for path in ("/", "/health", "/openapi.json", "/docs"):
+        assert httpx.get(address + path).status_code != 401
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Basic correct horse",
+        "Bearer correct horsé",
+        "x" * 900,
+    ]
+    for path in ("/api/v1/models", "/metrics", "/api/nothing"):
+        assert httpx.get(address + path, headers=TOKEN).status_code in (200, 404)
+        for authorization in wrong:
+            given = {"Authorization": authorization.encode()}
+            answer = httpx.get(address + path, headers=given)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert list(answer.json()) == ["error"]
+    assert httpx.post(f"{address}/api/v1/predict", content=b"x" * 10_000).status_code == 401
+
+
+def test_other_host_names_are_refused(address: str) -> None:
+    evil = httpx.get(f"{address}/health", headers={"Host": "evil.example"})
+    assert evil.status_code == 400
+    port = address.rpartition(":")[2]
+    for name in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}"):
+        assert httpx.get(f"{address}/health", headers={"Host": name}).status_code == 200
+
+
+@pytest.mark.parametrize("length", [10**9, None])
+def test_large_bodies_are_refused_before_they_are_whole(address: str, length: int | None) -> None:
+    with connect(address) as connection:
+        connection.sendall(head(length))
+        if length is None:
+            part = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+            connection.sendall(part * 2)
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b'{"error":' in answer
+
+
+def test_all_bodies_together_are_bounded(address: str) -> None:
+    with connect(address) as first, connect(address) as second:
+        for connection in (first, second):
+            connection.sendall(head(19_000) + b"x" * 18_000)
+        answers = [everything(first), everything(second)]
+    statuses = sorted(answer.split()[1] for answer in answers)
+    assert statuses == [b"408", b"429"]
+    assert httpx.post(f"{address}/api/v1/predict", json=ask(), headers=TOKEN).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/predict", "/", "/nothing"])
+def test_slow_bodies_are_given_up(address: str, path: str) -> None:
+    started = time.monotonic()
+    with connect(address) as connection:
+        connection.sendall(head(100, path) + b"{")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - started > IMPATIENT.body_seconds / 2
+
+
+def test_slow_headers_are_given_up_also_on_a_kept_connection(address: str) -> None:
+    with connect(address) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHo")
+        assert everything(connection) == b""
+    with connect(address) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        assert b"200 OK" not in everything(connection)
+
+
+def test_garbage_is_answered_or_cut_off_and_the_service_lives(address: str) -> None:
+    generator = np.random.default_rng(0)
+    bodies = [
+        b"",
+        b"null",
+        b"[" * 10_000,
+        b'{"model":"mnist","images":[{"sample":' + b"9" * 5000 + b"}]}",
+        b'{"model":"mnist","images":[{"sample":NaN}]}',
+        b'{"model":"\\ud800","images":[{"sample":1}]}',
+        b'\xff\xfe{"model"',
+        generator.bytes(5000),
+    ]
+    kinds = ("application/json", "multipart/form-data; boundary=x", "text/plain", "")
+    paths = ("predict", "explain", "film", "sheet", "explain/files")
+    with httpx.Client(headers=TOKEN) as client:
+        for what, kind, body in itertools.product(paths, kinds, bodies):
+            answer = client.post(
+                f"{address}/api/v1/{what}", content=body, headers={"Content-Type": kind}
+            )
+            assert 400 <= answer.status_code < 500
+            assert list(answer.json()) == ["error"]
+            assert "\n" not in answer.json()["error"]
+    for junk in (generator.bytes(3000), b"\r\n\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        with connect(address) as connection:
+            connection.sendall(junk)
+            assert b"Traceback" not in everything(connection)
+    assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_no_path_of_a_request_reaches_the_file_system(address: str) -> None:
+    for path in (
+        "static/../../pretrained.py",
+        "static/..%2f..%2fpretrained.py",
+        "static//etc/passwd",
+    ):
+        with connect(address) as connection:
+            request = f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            connection.sendall(request.encode())
+            assert everything(connection).startswith(b"HTTP/1.1 404")
+
+
+def test_a_client_that_leaves_is_not_computed_for(served: Served) -> None:
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    settings = Settings(threads=1, join_seconds=0.0, passes=1, part_values=784, part_pictures=1)
+    body = json.dumps(ask(targets="all")).encode()
+    question = head(len(body), "/api/v1/explain") + body
+    with running(catalogue, settings) as address:
+        with connect(address) as leaving:
+            leaving.sendall(question)
+            wait_until(lambda: classifier.decoded)
+            with connect(address) as queued:
+                queued.sendall(question)
+                wait_until(lambda: httpx.get(f"{address}/health").json()["queue"] == 1)
+        gone = 'ecinn_requests_total{route="/api/v1/explain",status="499"}'
+        wait_until(lambda: metric(address, gone) == 2)
+        assert httpx.get(f"{address}/health").json()["queue"] == 0
+        classifier.gate.set()
+        wait_until(lambda: metric(address, 'ecinn_joined_requests_count{queue="explain"}') == 1)
+        # Of the first one's nineteen pictures only the one that was being decoded.
+        assert classifier.decoded == [1]
+        assert classifier.encoded == [1]
+        later = httpx.post(f"{address}/api/v1/explain", json=ask(), timeout=PATIENCE)
+        assert later.status_code == 200
+
+
+def test_an_answer_that_takes_too_long_is_ended(served: Served) -> None:
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    settings = Settings(threads=1, join_seconds=0.0, answer_seconds=0.5)
+    with running(catalogue, settings) as address:
+        late = httpx.post(f"{address}/api/v1/explain", json=ask(), timeout=PATIENCE)
+        assert late.status_code == 503
+        assert "ask for less" in late.json()["error"]
+        assert httpx.get(f"{address}/health").json()["queue"] == 0
+        classifier.gate.set()
+
+
+def test_what_fails_inside_is_one_line_without_details(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue, classifier = held(served)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the secret of the request")
+
+    classifier.encode_with_log_det = broken  # type: ignore[method-assign, assignment]
+    with running(catalogue, FAST) as address:
+        answer = httpx.post(f"{address}/api/v1/predict", json=ask())
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    logged = capsys.readouterr().err
+    assert "secret" not in logged
+    assert "Traceback" not in logged
+    assert "RuntimeError" in logged
+
+
+def test_too_many_at_once_are_refused(served: Served) -> None:
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    settings = Settings(threads=1, join_seconds=0.0, in_flight=1)
+    with running(catalogue, settings) as address, ThreadPoolExecutor(1) as clients:
+        slow = clients.submit(
+            httpx.post, f"{address}/api/v1/explain", json=ask(), timeout=PATIENCE
+        )
+        wait_until(lambda: classifier.decoded)
+        refused = httpx.get(f"{address}/health")
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        classifier.gate.set()
+        assert slow.result().status_code == 200
+
+
+def test_the_page_is_served_and_kept(catalogue: Catalogue, tmp_path) -> None:
+    (tmp_path / "index.html").write_text("<h1>page</h1>")
+    (tmp_path / "page.js").write_text("1")
+    with running(catalogue, FAST, page_folder=tmp_path) as address:
+        page = httpx.get(address)
+        assert page.text == "<h1>page</h1>"
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["cache-control"] == "no-cache"
+        script = httpx.get(f"{address}/static/page.js")
+        assert script.headers["content-type"].startswith("text/javascript")
+        again = httpx.get(address, headers={"If-None-Match": page.headers["etag"]})
+        assert again.status_code == 304
+        assert not again.content
+    with running(catalogue, FAST, page_folder=tmp_path / "none") as address:
+        assert httpx.get(address).status_code == 404

@@ -1,0 +1,207 @@
+"""Clients that ask for little and want much: of the loop, the memory, the connections."""
+
+import dataclasses
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from ecinn.web import schemas
+from ecinn.web.bodies import PIECE
+from ecinn.web.catalogue import Catalogue, load_catalogue
+from ecinn.web.settings import Settings
+from helpers.server import FAST, PATIENCE, ask, connect, metric, running, wait_until
+
+SHORT = Settings(threads=1, join_seconds=0.001, head_seconds=0.4, body_seconds=0.6)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue(["mnist"])
+
+
+@pytest.fixture(scope="module")
+def address(catalogue: Catalogue) -> Iterator[str]:
+    with running(catalogue, FAST) as address:
+        yield address
+
+
+def bad_values() -> str:
+    return json.dumps(ask() | {"images": [{"pixels": [[-1] * 256] * 256}] * 4})
+
+
+def extra_keys() -> str:
+    return json.dumps(ask() | {f"key{number}": 0 for number in range(300_000)})
+
+
+def extra_keys_of_an_image() -> str:
+    return json.dumps(ask() | {"images": [{f"key{number}": 0 for number in range(300_000)}]})
+
+
+def wrong_images() -> str:
+    return json.dumps(ask() | {"images": [{"pixels": [[[]] * 140] * 256}] * 4})
+
+
+WRONG_ALL_OVER = [bad_values, extra_keys, extra_keys_of_an_image, wrong_images]
+
+
+@pytest.mark.parametrize("body", WRONG_ALL_OVER)
+def test_a_body_that_is_wrong_all_over_is_told_in_one_line(address: str, body) -> None:
+    kind = {"Content-Type": "application/json"}
+    wrong = httpx.post(f"{address}/api/v1/predict", content=body(), headers=kind, timeout=PATIENCE)
+    assert wrong.status_code == 422
+    line = wrong.json()["error"]
+    assert len(line) < 300
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("body", WRONG_ALL_OVER)
+def test_a_body_that_is_wrong_all_over_makes_few_errors(body) -> None:
+    """What is checked while others wait: as long as the body is, not a record of every value."""
+    given = json.loads(body())
+    # Of each of the kinds of image one, where the images are wrong.
+    assert errors_of(given) <= len(get_args(schemas.GivenImage)) * len(given["images"])
+
+
+def errors_of(given: object) -> int:
+    try:
+        schemas.PredictRequest.model_validate(given)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize("part", [b"0,", b"[" * 3])
+def test_a_body_of_more_values_than_any_picture_has_is_not_even_parsed(
+    address: str, part: bytes
+) -> None:
+    body = b'{"model":"mnist","images":[' + part * 550_000 + b"0]}"
+    kind = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{address}/api/v1/predict", content=body, headers=kind)
+    assert answer.status_code == 413
+    assert "fewer" in answer.json()["error"]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    (tmp_path / "index.html").write_text("page")
+    (tmp_path / "large.bin").write_bytes(bytes(range(256)) * (40 * 2**12))
+    return tmp_path
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def never_reading(address: str) -> socket.socket:
+    connection = connect(address)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sendall(get("/static/large.bin"))
+    return connection
+
+
+@pytest.mark.parametrize("answer_seconds", [90.0, 0.3])
+def test_an_answer_that_is_not_read_counts_as_in_flight_and_is_cut_off(
+    catalogue: Catalogue, page: Path, answer_seconds: float
+) -> None:
+    settings = dataclasses.replace(SHORT, answer_seconds=answer_seconds)
+    with running(catalogue, settings, page_folder=page) as address:
+
+        def open_files() -> float:
+            return metric(address, "process_open_fds")
+
+        before = min(open_files() for _ in range(5))
+        started = time.monotonic()
+        with never_reading(address):
+            # The one that asks for the metrics is in flight too.
+            wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
+            assert open_files() >= before + 2
+            wait_until(lambda: metric(address, "ecinn_in_flight ") == 1)
+            assert time.monotonic() - started > 0.25
+            # Of the connection only our end is left.
+            wait_until(lambda: open_files() == before + 1)
+
+
+def test_large_answers_are_whole(catalogue: Catalogue, page: Path) -> None:
+    for size in (0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7):
+        (page / f"{size}.bin").write_bytes(random.Random(size).randbytes(size))
+    with running(catalogue, SHORT, page_folder=page) as address:
+        for path in page.glob("*.bin"):
+            assert httpx.get(f"{address}/static/{path.name}").content == path.read_bytes()
+
+
+def test_answers_that_are_not_read_count_as_held(catalogue: Catalogue, page: Path) -> None:
+    settings = Settings(threads=1, join_seconds=0.001, bodies_bytes=30_000_000)
+    with running(catalogue, settings, page_folder=page) as address, never_reading(address):
+        wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
+        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.post(f"{address}/api/v1/predict", json=ask()).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("Host: localhost", 401), ("Host: evil.example", 400)]
+)
+def test_trickling_after_an_early_answer_is_cut_off(
+    catalogue: Catalogue, line: str, status: int
+) -> None:
+    settings = Settings(threads=1, head_seconds=0.4, hosts=("localhost",))
+    with (
+        running(catalogue, settings, token="correct horse") as address,
+        connect(address) as connection,
+    ):
+        head = f"POST /api/v1/predict HTTP/1.1\r\n{line}\r\nContent-Length: 100000\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = connection.recv(65536)
+        assert answer.startswith(f"HTTP/1.1 {status}".encode())
+        assert b"connection: close" in answer.lower()
+        wait_until(lambda: not takes(connection))
+
+
+def takes(connection: socket.socket) -> bool:
+    """Whether the other side will have one byte more."""
+    try:
+        connection.sendall(b"x")
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_one_connection_too_many_is_told_in_one_line(catalogue: Catalogue) -> None:
+    settings = Settings(threads=1, connections=2)
+    with running(catalogue, settings) as address, httpx.Client() as a, httpx.Client() as b:
+        for client in (a, b):
+            assert client.get(f"{address}/health").status_code == 200
+        refused = httpx.get(f"{address}/health")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "5"
+        assert refused.headers["x-content-type-options"] == "nosniff"
+        assert list(refused.json()) == ["error"]
+        assert a.get(f"{address}/health").status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_cannot_post(address: str, site: str) -> None:
+    url, headers = f"{address}/api/v1/predict", {"Sec-Fetch-Site": site}
+    refused = httpx.post(url, json=ask(), headers=headers)
+    assert refused.status_code == 403
+    assert list(refused.json()) == ["error"]
+    assert httpx.get(f"{address}/", headers=headers).status_code == 200
+    for own in ("same-origin", "none"):
+        assert httpx.post(url, json=ask(), headers={"Sec-Fetch-Site": own}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health"])
+def test_the_head_alone_can_be_asked_for(catalogue: Catalogue, page: Path, path: str) -> None:
+    with running(catalogue, FAST, page_folder=page) as address:
+        answer = httpx.head(address + path)
+        assert answer.status_code == 200
+        assert not answer.content
+        whole = httpx.get(address + path)
+        assert answer.headers["content-length"] == whole.headers["content-length"]

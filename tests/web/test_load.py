@@ -1,0 +1,56 @@
+"""The load run says whether the service held."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.paths import REPOSITORY
+
+SCRIPT = REPOSITORY / "benchmarks" / "load.py"
+
+
+@pytest.fixture(scope="module")
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("load", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ({"200": 900, "429": 8}, []),
+        ({"200": 900, "500": 1}, ["1 requests ended with 500"]),
+        ({"200": 900, "ConnectionResetError": 2}, ["ConnectionResetError"]),
+        ({"429": 900}, ["nothing was answered"]),
+    ],
+)
+def test_a_run_fails_by_its_statuses(
+    load: Any, statuses: dict[str, int], words: list[str]
+) -> None:
+    said = load.failures({"statuses": statuses})
+    assert len(said) == len(words)
+    assert all(word in line for word, line in zip(words, said, strict=True))
+
+
+@pytest.mark.parametrize("other", ["429", "500"])
+def test_the_file_is_written_and_the_exit_says_it(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: str
+) -> None:
+    out = tmp_path / "service.json"
+    monkeypatch.setattr("sys.argv", ["load.py", "--out", str(out)])
+    monkeypatch.setattr(load, "offline_rates", lambda _: {"predict": 10.0, "explain": 10.0})
+    answered = {"predict": 50, "explain": 50}
+    run = {"answered": answered, "statuses": {"200": 100, other: 1}, "seconds": 20.0}
+    monkeypatch.setattr(load, "run_load", lambda *_: run)
+    if other == "500":
+        with pytest.raises(SystemExit, match="failed: 1 requests ended with 500"):
+            load.main()
+    else:
+        load.main()
+    assert '"slower_than_offline": 2.0' in out.read_text()

@@ -1,0 +1,396 @@
+"""The page in a real browser, against the real service with the shipped digits."""
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from ecinn.data.mnist import load_mnist
+from ecinn.model import Model
+from helpers.visitor import (
+    Page,
+    Visitor,
+    alpha,
+    box_of,
+    choose,
+    colour,
+    contrast,
+    draw,
+    drawn_three,
+    expect,
+    give,
+    linked,
+    linked_digit,
+    pixels,
+    press,
+    serving,
+    settled,
+    sync_api,
+    tabbed,
+)
+
+pytest.importorskip("fastapi", reason="the page is served with FastAPI")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("the page is looked at in chromium: install it", allow_module_level=True)
+
+EDGE = 11
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with serving("mnist", "fakemnist") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visitor(browser, service: str) -> Iterator[Visitor]:
+    visitor = Visitor(browser, service)
+    yield visitor
+    for context in visitor.contexts:
+        context.close()
+    assert not visitor.faults
+
+
+def test_first_visit_shows_an_explained_test_picture(visitor: Visitor) -> None:
+    page = visitor.open()
+    expect(page.locator("#question")).to_have_text("Why is this a 3 and not an 8?")
+    expect(page.locator("#words li").first).to_contain_text("read as an 8")
+    expect(page.locator("#grid .card")).to_have_count(9)
+    digit = load_mnist("test").images[90, 0].numpy()
+    assert np.array_equal(pixels(page, "input")[..., 0], digit)
+    assert not np.array_equal(pixels(page, "answer")[..., 0], digit)
+
+
+def test_a_drawn_three_is_read_framed_and_explained(visitor: Visitor, mnist: Model) -> None:
+    page = drawn_three(visitor)
+    expect(page.locator("#verdict")).to_contain_text("a 3")
+    expect(page.locator("#caution")).to_be_hidden()
+    digit = linked_digit(page)
+    assert int(linked(page)["target"]) == int(mnist.predict(digit)[0].argsort()[-2])
+    assert np.array_equal(pixels(page, "input")[..., 0], digit[0, 0].numpy())
+    rows, columns = digit[0, 0].nonzero().T
+    assert 20 <= max(int(rows.max() - rows.min()), int(columns.max() - columns.min())) + 1 <= 21
+    ink, places = digit[0, 0].double(), torch.arange(28.0, dtype=torch.float64)
+    centre = [float((ink.sum(side) * places).sum() / ink.sum()) for side in (0, 1)]
+    assert centre == pytest.approx([13.5, 13.5], abs=0.6)
+
+    choose(page, "8")
+    told = mnist.explain(digit, 8)
+    assert float(linked(page)["alpha"]) == pytest.approx(float(told.alpha_1[0, 0]), abs=1e-3)
+    there = told.stored_convincing[0, 0, 0].int().numpy()
+    assert np.abs(pixels(page, "answer")[..., 0] - there).max() <= 1
+    press(page, "PageDown")
+    assert alpha(page) == pytest.approx(float(told.alpha_0[0, 0]), abs=1e-3)
+    tie = told.stored_tipping_point[0, 0, 0].int().numpy()
+    assert np.abs(pixels(page, "answer")[..., 0] - tie).max() <= 1
+
+
+def test_scrubbing_moves_picture_plot_and_words(visitor: Visitor) -> None:
+    page = visitor.open("/#model=mnist&sample=90&target=8")
+    box = box_of(page, "#plot")
+    end = float(page.locator("#slider").get_attribute("max") or 0)
+    seen = []
+    for key in ("Home", "ArrowRight", "PageUp", "PageUp", "End"):
+        press(page, key)
+        where = EDGE + alpha(page) / end * (box["width"] - 2 * EDGE)
+        cursor = page.locator("#plot .now").get_attribute("x1")
+        assert float(cursor or 0) == pytest.approx(where, abs=0.6)
+        label = page.locator("#answer").get_attribute("aria-label")
+        spoken = page.locator("#slider").get_attribute("aria-valuetext")
+        seen.append((alpha(page), pixels(page, "answer"), str(label), str(spoken)))
+    assert seen[0][0] == 0
+    assert np.abs(seen[0][1] - pixels(page, "input")).max() <= 1
+    for before, after in pairwise(seen):
+        assert after[0] > before[0]
+        assert not np.array_equal(after[1], before[1])
+        assert after[2:] != before[2:]
+    assert "tips here" in seen[2][3]
+    assert "convincing" in seen[3][3]
+    assert "read as 8" in seen[4][2]
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert alpha(page) == pytest.approx(end / 2, rel=0.05)
+
+
+def test_overlay_is_the_services_own(visitor: Visitor) -> None:
+    page = visitor.open("/#model=mnist&sample=7&target=8")
+    bare = pixels(page, "change")
+    page.click("#overlay")
+    body = {"model": "mnist", "images": [{"sample": 7}], "targets": [8]}
+    [target] = visitor.post("explain", body)["explanations"][0]["targets"]
+    file = io.BytesIO(base64.b64decode(target["overlay"].split(",")[1]))
+    expected = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
+    shown = pixels(page, "change")
+    assert np.abs(shown - expected).max() <= 3
+    assert np.abs(shown - bare).max() > 50
+    page.keyboard.press("o")
+    assert np.array_equal(pixels(page, "change"), bare)
+
+
+def test_downloads(visitor: Visitor) -> None:
+    page = visitor.open("/#model=mnist&sample=90&target=8")
+    files = {}
+    for kind in ("png", "gif", "json"):
+        with page.expect_download() as download:
+            page.click(f"#save-{kind}")
+        assert download.value.suggested_filename == f"ecinn-mnist-3-to-8.{kind}"
+        files[kind] = download.value.path().read_bytes()
+    with Image.open(io.BytesIO(files["png"])) as sheet:
+        assert (sheet.format, sheet.width > 9 * 100) == ("PNG", True)
+    with Image.open(io.BytesIO(files["gif"])) as film:
+        assert (film.format, film.n_frames > 20) == ("GIF", True)
+    told = json.loads(files["json"])
+    [target] = told["targets"]
+    assert (told["predicted"], target["target"]) == (3, 8)
+    assert target["alpha_1"] == pytest.approx(0.8 + target["alpha_0"] / 2)
+    assert len(target["path"]["alphas"]) == len(target["path"]["posteriors"]) == 43
+
+
+def test_a_link_restores_a_drawing_its_target_and_alpha(visitor: Visitor) -> None:
+    page = drawn_three(visitor)
+    choose(page, "8")
+    press(page, "PageDown", "ArrowLeft", "ArrowLeft")
+    said = linked(page)
+    other = visitor.open(page.url)
+    for name in ("#question", "#verdict", "#answer-words"):
+        expect(other.locator(name)).to_have_text(page.inner_text(name))
+    assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
+    for name in ("input", "answer", "change"):
+        assert np.abs(pixels(other, name) - pixels(page, name)).max() <= 1
+    assert linked(other) == said
+
+
+@pytest.mark.parametrize("asked", [0.6, 0.99])
+def test_as_sure_as_was_asked(visitor: Visitor, mnist: Model, asked: float) -> None:
+    page = visitor.open("/#model=mnist&sample=90&target=8")
+    page.select_option("#sure", str(asked))
+    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} % asked")
+    settled(page)
+    digit = load_mnist("test").images[90:91]
+    told = mnist.explain(digit, 8, confidence=asked, verified=True)
+    assert alpha(page) == pytest.approx(float(told.alpha[0, 0]), abs=1e-3)
+    [read] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
+    assert float(read[8]) == pytest.approx(asked, abs=0.06)
+    words = f"You asked for {100 * asked:.0f} %: this is {100 * float(read[8]):.1f} %"
+    expect(page.locator("#words")).to_contain_text(words)
+    assert float(linked(page)["confidence"]) == asked
+    other = visitor.open(page.url)
+    expect(other.locator("#sure")).to_have_value(str(asked))
+    assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
+    other.select_option("#sure", "")
+    expect(other.locator("#stops")).to_contain_text("convincing")
+
+
+def test_the_skip_link_keeps_what_was_drawn(visitor: Visitor) -> None:
+    page = drawn_three(visitor)
+    before, said = pixels(page, "input"), linked(page)
+    page.focus("#skip")
+    page.keyboard.press("Enter")
+    expect(page.locator("#slider")).to_be_focused()
+    page.evaluate("location.hash = 'slider'")
+    assert page.locator("#stage").get_attribute("data-state") == "ready"
+    assert np.array_equal(pixels(page, "input"), before)
+    press(page, "ArrowLeft", "ArrowRight")
+    assert linked(page) == said
+
+
+def test_keys_are_harmless_while_a_target_loads(visitor: Visitor) -> None:
+    context = visitor.context(reduced_motion="no-preference")
+    page = visitor.open(context=context, state=None)
+    press(page, "ArrowRight", "PageUp", " ", "5")
+    settled(page)
+    expect(page.locator("#question")).to_have_text("Why is this a 3 and not a 5?")
+    held: list = []
+    context.route("**/api/v1/explain", lambda route: held.append(route))
+    page.keyboard.press("7")
+    settled(page, "loading")
+    press(page, "ArrowRight", "End", "PageDown", " ")
+    page.wait_for_timeout(300)
+    for route in held:
+        route.continue_()
+    context.unroute_all()
+    settled(page)
+    expect(page.locator("#question")).to_have_text("Why is this a 3 and not a 7?")
+
+
+@pytest.mark.parametrize(
+    "broken", ["model=none", "model=mnist&sample=x&alpha=nan&target=77&pixels=%%%"]
+)
+def test_a_broken_link_shows_something(visitor: Visitor, broken: str) -> None:
+    page = visitor.open(f"/#{broken}")
+    expect(page.locator("#question")).to_contain_text("Why is this a 3 and not a")
+
+
+def test_clear_undo_and_drawing_on_top(visitor: Visitor) -> None:
+    page = visitor.open()
+    whole = pixels(page, "input")
+    page.click("#keep")
+    draw(page, [(0.1, 0.1), (0.1, 0.2)])
+    settled(page)
+    added = pixels(page, "input")
+    assert (added >= whole).all()
+    assert added[2:6, 1:5].max() > 200
+    page.click("#undo")
+    settled(page)
+    assert np.array_equal(pixels(page, "input"), whole)
+    page.click("#clear")
+    settled(page, "empty")
+    expect(page.locator("#empty")).to_have_text("Draw a digit here")
+    expect(page.locator("#save-png")).to_be_disabled()
+
+
+def test_a_photographed_digit_is_framed(visitor: Visitor) -> None:
+    page = visitor.open()
+    paper = Image.new("L", (400, 300), 255)
+    digit = Image.fromarray(load_mnist("test").images[0, 0].numpy())
+    paper.paste(ImageOps.invert(digit).resize((200, 200)), (30, 60))
+    file = io.BytesIO()
+    paper.save(file, "PNG")
+    give(page, file.getvalue())
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    settled(page)
+    page.click("#share")
+    expect(page.locator("#share-note")).to_contain_text("holds the 28×28 picture")
+    give(page, b"no picture")
+    expect(page.locator("#notice")).to_contain_text("give a PNG, JPEG or WebP")
+
+
+def test_moving_fake_mnists_dot_changes_the_label(visitor: Visitor) -> None:
+    page = visitor.open("/#model=fakemnist")
+    for row in (7, 2):
+        draw(page, [(0.5 / 28, (row + 0.5) / 28)])
+        expect(page.locator("#verdict")).to_contain_text(f"label {row}")
+    page.get_by_role("application", name="the arrow keys move the dot").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#verdict")).to_contain_text("label 3")
+    settled(page)
+
+
+def test_photographs_are_moved_and_enlarged_and_stay_out_of_links(visitor: Visitor) -> None:
+    """Digits under the name of other pictures, as those of faces are much slower."""
+    context = visitor.context()
+    shape = {"channels": 1, "height": 28, "width": 28, "samples": 10}
+    model = {"name": "mnist", "title": "Any", "kind": "images", "classes": list("0123456789")}
+    context.route(
+        "**/api/v1/models", lambda route: route.fulfill(json={"models": [model | shape]})
+    )
+    page = visitor.open(context=context)
+    expect(page.locator("#empty")).to_be_hidden()
+    file = io.BytesIO()
+    ramp = np.add.outer(np.arange(80), np.arange(120)).astype(np.uint8)
+    Image.fromarray(ramp).save(file, "PNG")
+    give(page, file.getvalue())
+    settled(page, "loading")
+    settled(page)
+    before = pixels(page, "input")
+    assert abs(before.mean() - 99) < 2
+    assert set(linked(page)) == {"model", "target", "alpha"}
+    page.fill("#zoom", "4")
+    draw(page, [(0.5, 0.5), (0.9, 0.5)])
+    settled(page)
+    assert np.ptp(pixels(page, "input")) < 0.4 * np.ptp(before)
+    assert pixels(page, "input").mean() < before.mean() - 5
+
+
+def test_phone_draws_by_touch_and_never_scrolls_sideways(visitor: Visitor) -> None:
+    phone = visitor.context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = visitor.open(context=phone)
+    expect(page.locator("#wall")).to_be_visible()
+    page.locator("summary").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.locator("#pad").scroll_into_view_if_needed()
+    box = box_of(page, "#pad")
+    touch = phone.new_cdp_session(page)
+    for step in range(9):
+        height = (0.15 + 0.08 * step) * box["height"]
+        point = {"x": box["x"] + 0.5 * box["width"], "y": box["y"] + height}
+        event = {"type": "touchMove" if step else "touchStart", "touchPoints": [point]}
+        touch.send("Input.dispatchTouchEvent", event)
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    expect(page.locator("#verdict")).to_contain_text("a 1")
+
+
+def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> None:
+    page = visitor.open()
+    expect(page.locator("#wall")).to_be_visible()
+    wanted, reached = tabbed(page)
+    assert [number for number, _ in reached] == list(range(wanted))
+    assert {outline for _, outline in reached} == {"solid"}
+    for role in ("button", "slider", "radio", "img", "spinbutton", "link", "combobox"):
+        for each in page.get_by_role(role).all():
+            expect(each).to_have_accessible_name(re.compile(r"\S"))
+    expect(page.locator("#spoken")).to_contain_text("Read as a 3")
+
+
+def test_dark_and_light(visitor: Visitor) -> None:
+    def brightness(page: Page) -> float:
+        return sum(colour(page, "body", "backgroundColor")) / 3
+
+    for scheme, dark in (("dark", True), ("light", False)):
+        page = visitor.open(context=visitor.context(color_scheme=scheme))
+        assert (brightness(page) < 60) is dark
+        others = colour(page, "#plot .other", "stroke")
+        assert contrast(others, colour(page, "body", "backgroundColor")) >= 3
+        bar = colour(page, ".bar:not([data-most]) .fill", "backgroundColor")
+        assert contrast(bar, colour(page, ".track", "backgroundColor")) >= 3
+        page.click("#theme")
+        assert (brightness(page) < 60) is not dark
+
+
+def test_a_busy_service_is_asked_again(visitor: Visitor) -> None:
+    context = visitor.context()
+    refusals = [{"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": "full"}}]
+    context.route(
+        "**/api/v1/explain",
+        lambda route: route.fulfill(**refusals.pop()) if refusals else route.continue_(),
+    )
+    page = visitor.open(context=context, state=None)
+    expect(page.locator("#notice")).to_contain_text("Trying again in 1 s")
+    settled(page)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_the_token_is_asked_for_and_again_when_wrong(visitor: Visitor) -> None:
+    context = visitor.context()
+
+    def guard(route) -> None:
+        if route.request.headers.get("authorization") == "Bearer right":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": "give the token"})
+
+    context.route("**/api/**", guard)
+    page = visitor.open(context=context, state=None)
+    for token in ("wrong", "right"):
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+    settled(page)
+    expect(page.locator("#token-dialog")).to_be_hidden()
+
+
+def test_faces_without_test_pictures_ask_for_a_portrait(visitor: Visitor) -> None:
+    context = visitor.context()
+    shape = {"channels": 3, "height": 64, "width": 64, "samples": 0}
+    faces = {"name": "faces", "title": "Faces", "kind": "faces", "classes": ["sad", "smiling"]}
+    context.route(
+        "**/api/v1/models", lambda route: route.fulfill(json={"models": [faces | shape]})
+    )
+    page = visitor.open(context=context, state="empty")
+    expect(page.locator("#empty")).to_contain_text("Drop a portrait photo")
+    expect(page.locator("#samples")).to_be_hidden()

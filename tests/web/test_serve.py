@@ -1,0 +1,120 @@
+"""`ecinn serve` as a process: started, asked, stopped, started again."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.server import PATIENCE, ask, metric, wait_until
+
+PROGRAM = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist"]
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+class Served:
+    """A process that serves, and what it printed."""
+
+    def __init__(self, *options: str, **variables: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "ECINN_TOKEN": ""} | variables
+        self.process = subprocess.Popen(
+            [*PROGRAM, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        match = ADDRESS.search(line)
+        assert match, line + self.stop(signal.SIGKILL)[1]
+        self.address = match[0]
+        wait_until(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.address}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self, kind: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and what was logged."""
+        self.process.send_signal(kind)
+        _, log = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, log
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served("--port", "0", ECINN_TOKEN="SECRET-token")
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_a_stop_finishes_what_is_in_flight_and_logs_nothing_of_requests(served: Served) -> None:
+    headers = {"Authorization": "Bearer SECRET-token", "X-More": "SECRET-header"}
+    url = served.address
+    httpx.get(f"{url}/SECRET-path?SECRET-query", headers=headers)
+    httpx.post(f"{url}/api/v1/predict", json={"SECRET-body": 1}, headers=headers)
+    httpx.post(f"{url}/api/v1/predict", json=ask(), headers={"Authorization": "SECRET-wrong"})
+    answers: list[httpx.Response] = []
+
+    def slow() -> None:
+        body = ask(targets="all", frames=20)
+        answers.append(
+            httpx.post(f"{url}/api/v1/explain", json=body, headers=headers, timeout=PATIENCE)
+        )
+
+    client = threading.Thread(target=slow)
+    client.start()
+    # The one that asks for the metrics is in flight too.
+    wait_until(lambda: metric(url, "ecinn_in_flight ", **headers) == 2)
+    assert not answers
+    code, log = served.stop()
+    client.join(PATIENCE)
+    assert code == 0
+    assert answers[0].status_code == 200
+    assert len(answers[0].json()["explanations"][0]["targets"]) == 9
+    assert "SECRET" not in log
+    assert "Traceback" not in log
+    lines = [line for line in log.splitlines() if " bytes, " in line]
+    assert len(lines) >= 5
+    assert all(re.search(r"INFO \d+ bytes, \d{3}, \d+\.\d{3} s$", line) for line in lines)
+
+
+def test_killed_and_started_again_on_the_same_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    first = Served("--port", port)
+    taken = subprocess.run(
+        [*PROGRAM, "--port", port], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert taken.returncode == 2
+    assert taken.stderr.startswith("error: cannot listen on 127.0.0.1:")
+    assert taken.stderr.count("\n") == 1
+    first.stop(signal.SIGKILL)
+    second = Served("--port", port)
+    answer = httpx.post(f"{second.address}/api/v1/predict", json=ask(), timeout=PATIENCE)
+    assert answer.json()["predictions"][0]["predicted"] == 3
+    code, _ = second.stop(signal.SIGINT)
+    assert code == 0
+
+
+def test_what_cannot_be_served_is_one_line() -> None:
+    done = subprocess.run(
+        [*PROGRAM, "--model", "nobody", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no model 'nobody'")

@@ -1,0 +1,200 @@
+"""Picture files as strangers send them."""
+
+import base64
+import io
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from ecinn.errors import InputError
+from ecinn.model import Model
+from ecinn.web.uploads import (
+    MOST_SCANS,
+    TooLargeError,
+    WrongTypeError,
+    decode_base64,
+    read_pictures,
+    read_pixels,
+)
+
+MOST = 1_000_000
+
+
+def read_picture(data: bytes, model: Model, most: int) -> tuple[Tensor, tuple[str, ...]]:
+    (photograph,) = read_pictures([data], model, most)
+    return photograph.image, photograph.notes
+
+
+def encoded(kind: str, size: tuple[int, int] = (28, 28), mode: str = "L", **more: object) -> bytes:
+    values = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values).convert(mode).save(buffer, kind, **more)
+    return buffer.getvalue()
+
+
+def animation(kind: str) -> bytes:
+    frames = [Image.new("RGB", (28, 28), (shade, 0, 0)) for shade in (0, 100, 200)]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=50)
+    return buffer.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG whose header says so, and whose little data is that of a bomb."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    data = zlib.compress(bytes(10_000_000))
+    start = b"\x89PNG\r\n\x1a\n"
+    return start + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_lossless_kinds_give_the_pixels_back(mnist: Model, kind: str, mode: str) -> None:
+    data = encoded(kind, mode=mode, **({"lossless": True} if kind == "WEBP" else {}))
+    image, _ = read_picture(data, mnist, MOST)
+    grey = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    expected = 255 - grey if np.median(border) > 127 else grey
+    assert np.abs(image[0].numpy().astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
+def test_large_pictures_are_read_at_any_size(mnist: Model, kind: str) -> None:
+    image, notes = read_picture(encoded(kind, (901, 1000), "RGB"), mnist, MOST)
+    assert image.shape == (1, 28, 28)
+    assert notes
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (65_000, 65_000), (2**31 - 1, 2**31 - 1)])
+def test_bombs_are_refused_before_they_are_decoded(mnist: Model, size: tuple[int, int]) -> None:
+    data = png_header(*size)
+    tracemalloc.start()
+    with pytest.raises((TooLargeError, InputError)) as refused:
+        read_picture(data, mnist, MOST)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000
+    assert "\n" not in str(refused.value)
+
+
+def test_the_limit_of_pixels_is_that_of_the_settings(mnist: Model) -> None:
+    read_picture(encoded("PNG", (100, 100)), mnist, 10_000)
+    with pytest.raises(TooLargeError, match="100×101"):
+        read_picture(encoded("PNG", (100, 101)), mnist, 10_000)
+    two = [encoded("PNG", (100, 60))] * 2
+    assert len(read_pictures(two, mnist, 12_000)) == 2
+    with pytest.raises(TooLargeError, match="5,999 are left"):
+        read_pictures(two, mnist, 11_999)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"<?xml version='1.0'?><svg/>",
+        b"GIF89a" + bytes(30),
+        b"%PDF-1.7",
+        b"II*\x00" + bytes(30),
+        b"\x80\x04\x95pickle",
+        b"",
+        b"P6 1 1 255 abc",
+        b"\x00\x00\x01\x00" + bytes(40),
+    ],
+)
+def test_other_kinds_are_not_even_opened(mnist: Model, data: bytes) -> None:
+    with pytest.raises(WrongTypeError):
+        read_picture(data, mnist, MOST)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_animations_are_refused(mnist: Model, kind: str) -> None:
+    with pytest.raises(WrongTypeError, match="animated"):
+        read_picture(animation(kind), mnist, MOST)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
+@pytest.mark.parametrize("tail", [b"PK\x05\x06" + bytes(18), b"<script>alert(1)</script>"])
+@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
+def test_files_that_are_two_kinds_at_once_are_refused(
+    mnist: Model, kind: str, tail: bytes, end: bytes
+) -> None:
+    with pytest.raises(WrongTypeError, match="and more"):
+        read_picture(encoded(kind) + tail + end, mnist, MOST)
+
+
+def test_a_jpeg_without_its_end_is_no_way_around(mnist: Model) -> None:
+    whole = encoded("JPEG")
+    assert whole.endswith(b"\xff\xd9")
+    with pytest.raises(WrongTypeError, match="and more"):
+        read_picture(whole[:-2] + b"PK\x03\x04" + bytes(18), mnist, MOST)
+
+
+def test_jpegs_of_very_many_scans_are_refused_before_they_are_decoded(mnist: Model) -> None:
+    usual = encoded("JPEG", (300, 300), "RGB", progressive=True)
+    scan = usual.rindex(b"\xff\xda")
+    assert 2 < usual.count(b"\xff\xda") <= MOST_SCANS
+    assert read_picture(usual, mnist, MOST)[0].shape == (1, 28, 28)
+    more = usual[scan:-2] * (MOST_SCANS - usual.count(b"\xff\xda"))
+    read_picture(usual[:-2] + more + b"\xff\xd9", mnist, MOST)
+    with pytest.raises(TooLargeError, match="progressive"):
+        read_picture(usual[:-2] + more + usual[scan:], mnist, MOST)
+
+
+def test_many_small_parts_of_a_jpeg_are_not_walked_through_for_ever(mnist: Model) -> None:
+    with pytest.raises(TooLargeError):
+        read_picture(b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000, mnist, MOST)
+    with pytest.raises(InputError, match="damaged"):
+        read_picture(b"\xff\xd8" + b"\xff" * 3_000_000 + b"\x00", mnist, MOST)
+
+
+def test_what_a_phone_puts_behind_a_jpeg_is_left_alone(mnist: Model) -> None:
+    image, _ = read_picture(encoded("JPEG") + b"SEFHe\x00\x00\x00" * 9, mnist, MOST)
+    assert image.shape == (1, 28, 28)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
+def test_damaged_files_are_told_in_one_line(mnist: Model, kind: str) -> None:
+    whole = encoded(kind, (200, 200), "RGB")
+    generator = np.random.default_rng(1)
+    for cut in (9, 20, len(whole) // 2, len(whole) - 5):
+        for data in (whole[:cut], whole[:cut] + generator.bytes(len(whole) - cut)):
+            said = ""
+            try:
+                read_picture(data, mnist, MOST)
+            except (InputError, TooLargeError, WrongTypeError) as error:
+                said = str(error)
+            assert "\n" not in said
+
+
+def test_base64_with_and_without_the_head_of_a_data_url() -> None:
+    text = base64.b64encode(b"picture").decode()
+    assert decode_base64(text) == decode_base64(f"data:image/png;base64,{text}") == b"picture"
+    for wrong in ("###", "a", "Zg=", "ä"):
+        with pytest.raises(InputError):
+            decode_base64(wrong)
+
+
+def test_pixels_are_rows_of_the_models_own_size() -> None:
+    grey = read_pixels([[1, 2], [3, 4], [5, 6]], (1, 3, 2))
+    assert grey.tolist() == [[[1, 2], [3, 4], [5, 6]]]
+    colour = read_pixels([[[1, 2, 3], [4, 5, 6]]], (3, 1, 2))
+    assert colour.tolist() == [[[1, 4]], [[2, 5]], [[3, 6]]]
+    for rows, shape in (([[1, 2], [3]], (1, 2, 2)), ([[1, 2]], (1, 2, 2)), ([[1]], (3, 1, 1))):
+        with pytest.raises(InputError, match="pixels of this model are"):
+            read_pixels(rows, shape)
+
+
+@pytest.mark.parametrize("value", [-1, 256, 2**70, 1.0, True, "1", None, [1], {}])
+def test_pixels_are_whole_numbers_of_eight_bits(value: object) -> None:
+    with pytest.raises(InputError, match="0 to 255"):
+        read_pixels([[1, 2], [3, value]], (1, 2, 2))
