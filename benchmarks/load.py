@@ -84,7 +84,7 @@ def offline_rates(seconds: float) -> dict[str, float]:
     """Pictures per second of the library, one batch per core at a time."""
     torch.set_num_threads(1)
     model = ecinn.load("mnist")
-    images = to_pixels(model.checkpoint.experiment.load("test").images[:BATCH])
+    images = to_pixels(model.checkpoint.recipe.load("test").images[:BATCH])
     second = model.predict(images).topk(2).indices[:, 1:]
     calls = {
         "predict": lambda: model.predict(images),

@@ -29,7 +29,7 @@ def seconds(*calls: Callable[[], object], repeats: int) -> list[float]:
 def main() -> None:
     """Print the table; with --json, one object."""
     model = ecinn.load("mnist")
-    images = to_pixels(model.checkpoint.experiment.load("test").images[:128])
+    images = to_pixels(model.checkpoint.recipe.load("test").images[:128])
     rows = []
     with torch.inference_mode():
         for batch, repeats in ((1, 60), (128, 8)):
@@ -38,7 +38,7 @@ def main() -> None:
             forward, bare, whole, verified = seconds(
                 lambda x=x: model.classifier.encode(x),
                 lambda x=x, q=q: counterfactual(model.classifier, model.mu_bar, x, q),
-                lambda x=x, q=q: model.explain(x, q[:, None], verify=False),
+                lambda x=x, q=q: model.explain(x, q[:, None], check=False),
                 lambda x=x, q=q: model.explain(x, q[:, None]),
                 repeats=repeats,
             )

@@ -25,17 +25,17 @@ def model(request: pytest.FixtureRequest) -> Model:
 @pytest.fixture(scope="module")
 def faces(model: Model) -> Dataset:
     """Test faces, drawn at random."""
-    data = load_dataset(model.checkpoint.experiment.dataset, "test", FACES)
+    data = load_dataset(model.checkpoint.recipe.dataset, "test", FACES)
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(7))[:16]
     return Dataset(data.images[rows], data.labels[rows], data.class_names)
 
 
 def test_they_load_by_name(model: Model) -> None:
-    experiment = model.checkpoint.experiment
-    assert experiment.beta == 1.0
+    recipe = model.checkpoint.recipe
+    assert recipe.beta == 1.0
     assert model.classifier.image_shape == (3, 64, 64)
-    assert model.class_names == class_names(experiment.dataset.removeprefix("celeba/"))
-    assert (SHIPPED / f"{experiment.name}.safetensors").stat().st_size < 5.5 * 2**20
+    assert model.class_names == class_names(recipe.dataset.removeprefix("celeba/"))
+    assert (SHIPPED / f"{recipe.name}.safetensors").stat().st_size < 5.5 * 2**20
     assert model.checkpoint.metrics["n"] == 989
     assert model.checkpoint.metrics["bits_per_dim"] < 4.05
     assert model.checkpoint.metrics["reached_q"] > 0.995
@@ -43,7 +43,7 @@ def test_they_load_by_name(model: Model) -> None:
 
 def test_a_flat_picture_is_told_from_a_face(model: Model) -> None:
     flat = torch.full((1, 3, 64, 64), 140, dtype=torch.uint8)
-    e = model.explain(flat, verify=False)
+    e = model.explain(flat, check=False)
     assert "texture" in e.reasons(0)
     assert not e.typical.any()
     assert float(e.round_trip_error) < 1e-4
@@ -60,12 +60,12 @@ def test_real_faces_are_read_turned_and_brought_back(model: Model, faces: Datase
     change = e.heatmap[:, 0].abs().mean((0, 1))
     times = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
     # The lipstick model changes backgrounds more than the others do.
-    assert times > (1.4 if model.checkpoint.experiment.name == "celeba-lipstick" else 1.5)
+    assert times > (1.4 if model.checkpoint.recipe.name == "celeba-lipstick" else 1.5)
 
 
 @needs_faces
 def test_faces_upside_down_are_unlike(model: Model, faces: Dataset) -> None:
-    e = model.explain(faces.images.flip(2), verify=False)
+    e = model.explain(faces.images.flip(2), check=False)
     assert int((~e.typical).sum()) >= 14
 
 
@@ -83,7 +83,7 @@ def test_all_files_together_stay_small() -> None:
 def test_a_card_is_written_for_each(model: Model) -> None:
     from ecinn.classifier.card import card
 
-    text = card(load_checkpoint(model.checkpoint.experiment.name), 5_000_000).markdown()
+    text = card(load_checkpoint(model.checkpoint.recipe.name), 5_000_000).markdown()
     assert "non-commercial" in text
     assert "Begun with the layers of celeba-" in text
     assert "| not measured |" not in text

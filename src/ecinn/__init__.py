@@ -1,7 +1,7 @@
 """Counterfactual explanations of images in two network evaluations (ECINN)."""
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import EXPERIMENTS, Experiment
+from ecinn.classifier.recipes import RECIPES, Recipe
 from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.explanation.counterfactual import class_means, explain
@@ -14,17 +14,17 @@ from ecinn.training.loop import train
 __version__ = "0.1.0"
 
 __all__ = [
-    "EXPERIMENTS",
+    "RECIPES",
     "Certificate",
     "Checkpoint",
     "Dataset",
     "EcinnError",
     "Evaluation",
-    "Experiment",
     "Explanation",
     "InputError",
     "InvertibleClassifier",
     "Model",
+    "Recipe",
     "class_means",
     "evaluate",
     "explain",

@@ -30,7 +30,7 @@ class Model:
         self.device = torch.device(device)
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
-        self.typicality = checkpoint.typicality.to(self.device)
+        self.ood = checkpoint.ood.to(self.device)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -50,17 +50,17 @@ class Model:
         target: Targets | str = "all",
         *,
         confidence: float | None = None,
-        alphas: int | Sequence[float] | None = None,
-        verify: bool = True,
-        verified: bool = False,
+        path: int | Sequence[float] | None = None,
+        check: bool = True,
+        correct: bool = False,
     ) -> Explanation:
         """Counterfactuals of every image for one target class, several, or all others.
 
         Args:
             confidence: how sure of the target the classifier shall be, instead of α₁.
-            alphas: also give the path: at these α, or at so many from x to the counterfactual.
-            verify: have the classifier read the stored 8-bit images, one further evaluation.
-            verified: correct what is not read as was asked, two further evaluations a time.
+            path: also give the path: at these α, or at so many from x to the counterfactual.
+            check: have the classifier read the stored 8-bit images, one further evaluation.
+            correct: correct what is not read as was asked, two further evaluations a time.
         """
         with exact_convolutions():
             return explain(
@@ -69,10 +69,10 @@ class Model:
                 self.pixels(images),
                 self.targets(target),
                 confidence=confidence,
-                alphas=alphas,
-                verify=verify,
-                verified=verified,
-                typicality=self.typicality,
+                path=path,
+                check=check,
+                correct=correct,
+                ood=self.ood,
                 class_names=self.class_names,
             )
 
@@ -128,7 +128,7 @@ class Model:
 
     def photograph(self, image: str | Path | Image.Image) -> Photograph:
         """A file or Pillow image as the model reads it, with what had to be done to it."""
-        digit = self.checkpoint.experiment.digits
+        digit = self.checkpoint.recipe.digits
         shape = self.classifier.image_shape
         if isinstance(image, Image.Image):
             return fit_photograph(image, shape, digit=digit)

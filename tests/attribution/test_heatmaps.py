@@ -112,7 +112,7 @@ def ask(x, pool):
 
 
 def test_ecinn_is_the_explanations_heatmap(inn, x) -> None:
-    e = explain(inn.classifier, inn.mu_bar, x, "all", verify=False)
+    e = explain(inn.classifier, inn.mu_bar, x, "all", check=False)
     for column in range(2):
         h = heatmaps(inn, x, e.p, e.q[:, column], "ecinn")
         torch.testing.assert_close(h.maps, e.convincing[:, column] - x)

@@ -18,7 +18,7 @@ from ecinn.auditing.measurement import GRID, SUBGROUPS, Audit, Group, audit, rat
 from ecinn.auditing.page import cell_name, report
 from ecinn.classifier.checkpoint import Checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality, band_energies, fit_texture
+from ecinn.classifier.out_of_distribution import OODDetector, band_energies, fit_texture
 from ecinn.classifier.recipes import MNIST
 from ecinn.cli.audit import numbers
 from ecinn.data.celeba import ATTRIBUTES
@@ -43,12 +43,12 @@ def small_model(architecture: Architecture, dataset: str, names: tuple[str, ...]
         classifier.mu.copy_(z.mean(0) + 0.5 * offsets)
     return Model(
         Checkpoint(
-            experiment=replace(
+            recipe=replace(
                 MNIST, name="small", dataset=dataset, architecture=classifier.architecture
             ),
             classifier=classifier.requires_grad_(requires_grad=False),
             mu_bar=classifier.mu + 0.1 * torch.randn(classifier.mu.shape, generator=generator),
-            typicality=Typicality((float(classifier.log_marginal(x).median()), math.inf)),
+            ood=OODDetector((float(classifier.log_marginal(x).median()), math.inf)),
             class_names=names,
         )
     )
@@ -155,9 +155,9 @@ def test_rates_of_subgroups_are_counted_one_by_one(done: Audit, data: Dataset, f
             yes, no = yes + (label == 1), no + (label == 0)
             false_yes += label == 0 and p == 1
             false_no += label == 1 and p == 0
-            typical += bool(faces.explain(data.images[index], 1 - p, verify=False).typical)
+            typical += bool(faces.explain(data.images[index], 1 - p, check=False).typical)
             changes.append(float(done.flips.change[row].abs().mean()))
-            stored = faces.explain(done.flips.counterfactuals[row], "all", verify=False)
+            stored = faces.explain(done.flips.counterfactuals[row], "all", check=False)
             still_typical += bool(stored.typical)
         assert (group.n, group.error.count, group.error.n) == (n, wrong, n)
         assert (group.false_positive.count, group.false_positive.n) == (false_yes, no)
@@ -179,14 +179,14 @@ def test_texture_counts_in_what_is_typical(faces: Model, data: Dataset) -> None:
     residual = z - faces.mu_bar[faces.predict(data.images).argmax(1)]
     texture = fit_texture(band_energies(residual, frequency), frequency)
     middle = float(texture.distance(residual).median())
-    typicality = Typicality((-math.inf, math.inf), texture._replace(limit=middle))
-    model = Model(replace(faces.checkpoint, typicality=typicality))
+    ood = OODDetector((-math.inf, math.inf), texture._replace(limit=middle))
+    model = Model(replace(faces.checkpoint, ood=ood))
     result = audit(model, data, n=60, seed=1)
     for reading, images in (
         (result.flips.before, result.images),
         (result.after, result.flips.counterfactuals),
     ):
-        expected = [bool(model.explain(one, "all", verify=False).typical) for one in images]
+        expected = [bool(model.explain(one, "all", check=False).typical) for one in images]
         assert reading.typical.tolist() == expected
         assert 4 < sum(expected) < 56
 
@@ -273,7 +273,7 @@ def test_the_other_models_own_change_and_answers_are_told(faces: Model, data: Da
     other = small_model(architecture, "celeba/Young", ("old", "young"))
     result = audit(faces, data, n=30, others={"other": other})
     (beside,) = result.comparisons
-    theirs = other.explain(result.images, verify=False)
+    theirs = other.explain(result.images, check=False)
     expected = theirs.heatmap[:, 0].abs().mean(0)
     torch.testing.assert_close(beside.absolute, expected, atol=1e-4, rtol=1e-3)
     same = faces.predict(result.images).argmax(1) == theirs.p
@@ -289,7 +289,7 @@ def test_mean_maps_are_compared_target_by_target(model: Model, data: Dataset) ->
     for row, index in enumerate(mine.index.tolist()):
         q, image = int(mine.flips.q[row]), data.images[index]
         if int(other.predict(image).argmax()) != q:
-            pair = [m.explain(image, q, verify=False).heatmap.flatten() for m in (model, other)]
+            pair = [m.explain(image, q, check=False).heatmap.flatten() for m in (model, other)]
             sums[q] = [a + b for a, b in zip(sums.get(q, [0, 0]), pair, strict=True)]
             counts[q] = counts.get(q, 0) + 1
     assert beside.n == sum(counts.values()) < 60

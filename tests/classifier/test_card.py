@@ -17,8 +17,8 @@ from ecinn.classifier.checkpoint import (
     shipped_models,
 )
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
-from ecinn.classifier.recipes import CELEBA, EXPERIMENTS, MNIST, Experiment, Refinement
+from ecinn.classifier.out_of_distribution import OODDetector
+from ecinn.classifier.recipes import CELEBA, MNIST, RECIPES, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.flow.network import Architecture
@@ -32,13 +32,13 @@ STAGE = {"seconds": 82.4, "images_per_second": 6028, "device": "a GPU", "torch":
 def make(small_architecture: Architecture):
     classifier = randomise(GenerativeClassifier(small_architecture)).eval()
 
-    def make(experiment: Experiment = MNIST, **changes: object) -> Checkpoint:
+    def make(recipe: Recipe = MNIST, **changes: object) -> Checkpoint:
         return dataclasses.replace(
             Checkpoint(
-                experiment=dataclasses.replace(experiment, architecture=small_architecture),
+                recipe=dataclasses.replace(recipe, architecture=small_architecture),
                 classifier=classifier,
                 mu_bar=torch.zeros(3, 64),
-                typicality=Typicality((0.0, 1.0)),
+                ood=OODDetector((0.0, 1.0)),
                 class_names=("a", "b", "c"),
             ),
             **changes,
@@ -53,7 +53,7 @@ def value(section: Section, name: str) -> str:
 
 def test_shares_become_numbers_of_test_images(make) -> None:
     metrics = {
-        "n": 989, "error": 86 / 989, "reached_q": 985 / 989, "reached_q_verified": 1.0,
+        "n": 989, "error": 86 / 989, "reached_q": 985 / 989, "reached_q_corrected": 1.0,
         "tipping_third_class": 3 / 989, "typical": 980 / 989, "round_trip_error": 1e-5,
     }  # fmt: skip
     about = card(make(metrics=metrics), 2**20)
@@ -96,10 +96,10 @@ def test_unknown_data_and_experiment_are_admitted(make) -> None:
     assert "claim about causes" in text
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
-def test_every_experiment_has_known_data_and_limits(make, experiment: Experiment) -> None:
-    about = card(make(experiment), 1)
-    kind = experiment.dataset.partition("/")[0]
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda e: e.name)
+def test_every_experiment_has_known_data_and_limits(make, recipe: Recipe) -> None:
+    about = card(make(recipe), 1)
+    kind = recipe.dataset.partition("/")[0]
     assert DATA[kind].licence in about.markdown()
     assert set(DATA[kind].unfit) <= set(about.unfit.sentences)
     faces = kind == "celeba"
@@ -114,12 +114,12 @@ def test_attributes_that_go_together_are_named() -> None:
 
 
 def test_settings_are_the_checkpoints(make) -> None:
-    experiment = dataclasses.replace(
+    recipe = dataclasses.replace(
         CELEBA[0],
         seed=5,
         augmentation=Augmentation(shift=2.0, scale=0.07, flip=True, share=0.25),
     )
-    checkpoint = make(experiment)
+    checkpoint = make(recipe)
     rows = dict(card(checkpoint, 3 * 2**19).settings.table)
     shapes = [tuple(p.shape) for p in checkpoint.classifier.parameters()]
     assert rows["parameters"] == f"{sum(math.prod(shape) for shape in shapes):,}"
@@ -134,9 +134,9 @@ def test_settings_are_the_checkpoints(make) -> None:
     assert (rows["seed"], rows["label smoothing"]) == ("5", "0.02")
     assert rows["other attributes"].endswith("weight 8")
     other = dataclasses.replace(
-        experiment,
+        recipe,
         learning_rate=0.0021,
-        refinement=Refinement(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
+        finetuning=FineTuning(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
         means_label_smoothing=0.07,
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
@@ -145,7 +145,7 @@ def test_settings_are_the_checkpoints(make) -> None:
     assert rows["second stage"] == "proximity 1.1, faithfulness 2.2, realism 3.3"
     assert rows["label smoothing"].startswith("0.02; 0.07 while class means")
     assert rows["augmentation"] == "100 % of the images turned by up to 12°, sheared by up to 15 %"
-    one_stage = dataclasses.replace(experiment, refinement=None, augmentation=Augmentation())
+    one_stage = dataclasses.replace(recipe, finetuning=None, augmentation=Augmentation())
     rows = dict(card(make(one_stage), 1).settings.table)
     assert (rows["epochs"], rows["augmentation"]) == ("10", "none")
 
@@ -156,7 +156,7 @@ def test_both_stages_and_their_start_are_told(make) -> None:
     taught = card(make(CELEBA[0], training=record), 1).usage.code
     assert "ecinn teacher --out TEACHER --celeba FOLDER" in taught
     assert taught[-1].endswith("--out DIR --start START --teacher TEACHER --celeba FOLDER")
-    about = card(make(dataclasses.replace(CELEBA[0], teaching=0.0), training=record), 1)
+    about = card(make(dataclasses.replace(CELEBA[0], distillation_weight=0.0), training=record), 1)
     begun, one, two = about.training.sentences
     assert begun == "Begun with the layers of celeba-attributes."
     assert one == "First stage: on a GPU, 82 s, 6,028 images/s, torch 2.9."
@@ -165,14 +165,14 @@ def test_both_stages_and_their_start_are_told(make) -> None:
     train = [line for line in about.usage.code if "ecinn train" in line]
     assert train == [
         "ecinn train celeba-attributes --out START --celeba FOLDER",
-        "ecinn train celeba-smile --out DIR --start START --teaching 0 --celeba FOLDER",
+        "ecinn train celeba-smile --out DIR --start START --distillation_weight 0 --celeba FOLDER",
     ]
     other = dataclasses.replace(
-        CELEBA[0], teaching=0.0, epochs=20, learning_rate=1e-3, refinement=None
+        CELEBA[0], distillation_weight=0.0, epochs=20, learning_rate=1e-3, finetuning=None
     )
     assert card(make(other, training=record), 1).usage.code[-1] == (
         "ecinn train celeba-smile --out DIR --start START --epochs 20 --learning-rate 0.001 "
-        "--teaching 0 --refine-epochs 0 --celeba FOLDER"
+        "--distillation_weight 0 --refine-epochs 0 --celeba FOLDER"
     )
 
 
@@ -187,8 +187,8 @@ def test_a_mixture_is_told_with_its_parts(make) -> None:
 
 
 def test_settings_that_this_version_would_not_use_are_named(make) -> None:
-    def differ(experiment: Experiment) -> str:
-        sentences = card(make(experiment), 1).usage.sentences
+    def differ(recipe: Recipe) -> str:
+        sentences = card(make(recipe), 1).usage.sentences
         return next(s for s in sentences if "differ" in s).partition("differ: ")[2]
 
     assert differ(MNIST) == "architecture."
@@ -219,7 +219,7 @@ def test_models_shows_the_card_of_what_ships(name: str) -> None:
     code, text, _ = run("models", name, "--markdown")
     assert code == 0
     checkpoint = load_checkpoint(name)
-    assert text.startswith(f"# {checkpoint.experiment.name}\n")
+    assert text.startswith(f"# {checkpoint.recipe.name}\n")
     assert f"{checkpoint.metrics['n']:,} to test" in text
     code, stdout, _ = run("models", name, "--json")
     record = json.loads(stdout)

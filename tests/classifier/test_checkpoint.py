@@ -18,7 +18,7 @@ from ecinn.classifier.checkpoint import (
     shipped_models,
 )
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import MNIST
 from ecinn.errors import EcinnError, InputError
@@ -32,10 +32,10 @@ def checkpoint(small_architecture: Architecture) -> Checkpoint:
     classifier = GenerativeClassifier(small_architecture).eval()
     randomise(classifier)
     return Checkpoint(
-        experiment=dataclasses.replace(MNIST, architecture=small_architecture, beta=0.7),
+        recipe=dataclasses.replace(MNIST, architecture=small_architecture, beta=0.7),
         classifier=classifier.requires_grad_(requires_grad=False),
         mu_bar=torch.randn(3, 64, generator=torch.Generator().manual_seed(1)),
-        typicality=Typicality((-3.5, 12.25)),
+        ood=OODDetector((-3.5, 12.25)),
         class_names=("a", "b", "ç"),
         metrics={"error": 0.25},
         training={"seconds": 1.5, "curve": [{"epoch": 1}]},
@@ -45,7 +45,7 @@ def checkpoint(small_architecture: Architecture) -> Checkpoint:
 def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     back = load_checkpoint(tmp_path / "m.safetensors")
-    for name in ("experiment", "typicality", "class_names", "metrics", "training"):
+    for name in ("recipe", "ood", "class_names", "metrics", "training"):
         assert getattr(back, name) == getattr(checkpoint, name)
     assert torch.equal(back.mu_bar, checkpoint.mu_bar)
     expected = stored_precision(checkpoint.classifier.state_dict(), bits=16)
@@ -92,19 +92,19 @@ DAMAGE = {
     "other safetensors": lambda path: path.write_bytes(save({"weight": torch.zeros(2)})),
     "other format": lambda path: _rewrite(path, lambda a, m, t: m.update(format="ecinn-0")),
     "other width": lambda path: _rewrite(
-        path, lambda a, m, t: a["experiment"]["architecture"]["stages"][0].update(width=6)
+        path, lambda a, m, t: a["recipe"]["architecture"]["stages"][0].update(width=6)
     ),
     "other size": lambda path: _rewrite(
-        path, lambda a, m, t: a["experiment"]["architecture"].update(height=30)
+        path, lambda a, m, t: a["recipe"]["architecture"].update(height=30)
     ),
-    "wrong type": lambda path: _rewrite(path, lambda a, m, t: a["experiment"].update(beta="high")),
-    "unknown setting": lambda path: _rewrite(path, lambda a, m, t: a["experiment"].update(gan=1)),
+    "wrong type": lambda path: _rewrite(path, lambda a, m, t: a["recipe"].update(beta="high")),
+    "unknown setting": lambda path: _rewrite(path, lambda a, m, t: a["recipe"].update(gan=1)),
     "no means": lambda path: _rewrite(path, lambda a, m, t: t.pop("mu_bar")),
     "other means": lambda path: _rewrite(
         path, lambda a, m, t: t.update(mu_bar=torch.zeros(2, 64))
     ),
     "missing weight": lambda path: _rewrite(path, lambda a, m, t: t.pop("classifier.mu")),
-    "no settings": lambda path: _rewrite(path, lambda a, m, t: a.pop("experiment")),
+    "no settings": lambda path: _rewrite(path, lambda a, m, t: a.pop("recipe")),
 }
 
 

@@ -9,7 +9,7 @@ from ecinn.classifier.out_of_distribution import (
     RARE,
     REASONS,
     RIDGE,
-    Typicality,
+    OODDetector,
     band_energies,
     fit_log_p,
     fit_pose,
@@ -57,7 +57,7 @@ def test_log_p_is_called_rare_on_both_sides(generator: torch.Generator) -> None:
     expected = np.quantile(log_p.double().numpy(), [RARE / 2, 1 - RARE / 2])
     assert np.allclose([low, high], expected)
     z = torch.zeros(3, 4)
-    unlike = Typicality((low, high)).unlike(z, z, torch.tensor([low - 1, 7.0, high + 1]))
+    unlike = OODDetector((low, high)).flags(z, z, torch.tensor([low - 1, 7.0, high + 1]))
     assert unlike.tolist() == [[True, False, False], [False] * 3, [True, False, False]]
 
 
@@ -69,8 +69,8 @@ def test_pose_tells_what_it_was_not_shown(generator: torch.Generator) -> None:
     assert float((pose.score(other[1000:]) < pose.limit).float().mean()) > 0.97
     fresh = torch.randn(5000, 40, generator=generator) + direction
     assert float((pose.score(fresh) < pose.limit).float().mean()) < 0.02
-    usual = Typicality((-1.0, 1.0), pose=pose)
-    unlike = usual.unlike(other[:9], other[:9], torch.zeros(9))
+    usual = OODDetector((-1.0, 1.0), pose=pose)
+    unlike = usual.flags(other[:9], other[:9], torch.zeros(9))
     assert unlike[:, REASONS.index("pose")].all()
     assert not unlike[:, 0].any()
 
@@ -99,7 +99,7 @@ def test_a_frequency_that_is_silent_has_an_energy_and_is_unlike(residual: torch.
     silent = residual[:3] * (FREQUENCY != 1)
     assert band_energies(silent, FREQUENCY).isfinite().all()
     for quiet in (silent, 0 * silent):
-        unlike = Typicality((-1.0, 1.0), texture).unlike(quiet, quiet, torch.zeros(3).double())
+        unlike = OODDetector((-1.0, 1.0), texture).flags(quiet, quiet, torch.zeros(3).double())
         assert unlike[:, REASONS.index("texture")].all()
 
 
@@ -159,17 +159,17 @@ def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
     noise = torch.randint(40, (600, 3, 16, 16), generator=generator)
     images = (ramp + noise).to(torch.uint8)
     architecture = Architecture(3, 16, 16, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0)
-    experiment = dataclasses.replace(CELEBA_ATTRIBUTES, architecture=architecture)
+    recipe = dataclasses.replace(CELEBA_ATTRIBUTES, architecture=architecture)
     classifier = GenerativeClassifier(architecture)
     randomise(classifier, scale=0.1)
     data = Dataset(images, torch.arange(600) % 2, ("a", "b"))
-    checkpoint = finish(experiment, data, classifier.state_dict(), torch.device("cpu"), {})
+    checkpoint = finish(recipe, data, classifier.state_dict(), torch.device("cpu"), {})
     save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     model = Model(load_checkpoint(tmp_path / "m.safetensors"))
-    assert model.typicality.texture is not None
-    assert model.typicality.pose is not None
-    assert model.explain(images[:200], "all", verify=False).typical.float().mean() > 0.95
+    assert model.ood.texture is not None
+    assert model.ood.pose is not None
+    assert model.explain(images[:200], "all", check=False).typical.float().mean() > 0.95
     flat = torch.full((1, 3, 16, 16), 120, dtype=torch.uint8)
-    assert "texture" in model.explain(flat, "all", verify=False).reasons(0)
-    turned = model.explain(images[:50].flip(2), "all", verify=False)
+    assert "texture" in model.explain(flat, "all", check=False).reasons(0)
+    turned = model.explain(images[:50].flip(2), "all", check=False)
     assert turned.unlike[:, REASONS.index("pose")].float().mean() > 0.9

@@ -82,7 +82,7 @@ def test_json_is_all_of_stdout_and_agrees_with_the_files(
 def test_samples_of_the_test_set(tmp_path: Path) -> None:
     code, stdout, _ = run(
         "explain", "--sample", THREE, "--sample", 0, "--target", 1, "--out", tmp_path, "--json",
-        "--no-verify",
+        "--no-check",
     )  # fmt: skip
     assert code == 0
     first, second = json.loads(stdout)["explanations"]
@@ -230,7 +230,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
         ),
         learning_rate=1e-2,
     )
-    monkeypatch.setattr(cli.train, "find_experiment", lambda name: small)
+    monkeypatch.setattr(cli.train, "find_recipe", lambda name: small)
     monkeypatch.setattr(
         cli.train,
         "load_images",
@@ -259,7 +259,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
     )  # fmt: skip
     assert code == 0, stderr
     record = json.loads((refined / "training.json").read_text())
-    assert record["settings"]["refinement"]["proximity"] == 2.5
+    assert record["settings"]["finetuning"]["proximity"] == 2.5
     assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1
@@ -272,7 +272,7 @@ def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, t
 def test_asked_confidence_is_given_or_refused_in_words(three: Path, tmp_path: Path) -> None:
     code, stdout, stderr = run(
         "explain", three, "--target", 8, "--out", tmp_path, "--json",
-        "--confidence", 0.8, "--verified",
+        "--confidence", 0.8, "--correct",
     )  # fmt: skip
     assert code == 0, stderr
     report = json.loads(stdout)["explanations"][0]
@@ -309,7 +309,7 @@ def test_several_targets_and_flags_that_contradict(three: Path, tmp_path: Path) 
     targets = json.loads(stdout)["explanations"][0]["targets"]
     assert [target["target"] for target in targets] == ["8", "5"]
     assert "leave the others out" in fails("explain", three, "--target", "all", "--target", 1)
-    assert "leave one out" in fails("explain", three, "--verified", "--no-verify")
+    assert "leave one out" in fails("explain", three, "--correct", "--no-check")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
     code, stdout, _ = run(*arguments, "--out", tmp_path)
     assert code == 0
     assert "of 99.9 % asked" in stdout
-    assert "not as asked (try --verified)" in stdout
+    assert "not as asked (try --correct)" in stdout
 
 
 @pytest.mark.parametrize("corrections", [0, 8])
@@ -379,7 +379,7 @@ def test_what_is_not_reached_is_said_in_words(
     describe(report)
     said = capsys.readouterr().out
     assert "(stored image), not reached" in said
-    assert ("(try --verified)" in said) == (corrections == 0)
+    assert ("(try --correct)" in said) == (corrections == 0)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])

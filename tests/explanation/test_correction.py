@@ -55,7 +55,7 @@ def x(rotation: BrightRotation, generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("confidence", [0.3, 0.6, 0.95])
 def test_asked_confidence_is_obtained_in_two_evaluations(rotation, x, confidence: float) -> None:
-    e = explain(rotation, rotation.mu_bar, x, "all", confidence=confidence, verify=False)
+    e = explain(rotation, rotation.mu_bar, x, "all", confidence=confidence, check=False)
     assert rotation.calls == {"encode": 1, "decode": 1}
     assert e.passes == 2
     assert e.confidence == confidence
@@ -92,7 +92,7 @@ def test_confidence_that_a_third_class_forbids_is_told_with_the_highest() -> Non
     )
     on_line = (-0.5 * torch.cdist(z, rotation.mu).square()).softmax(1)[:, 1]
     assert highest == pytest.approx(float(on_line.max()), abs=1e-4)
-    corrected = explain(rotation, rotation.mu_bar, x, 1, confidence=0.9, verified=True)
+    corrected = explain(rotation, rotation.mu_bar, x, 1, confidence=0.9, correct=True)
     assert corrected.corrections.sum() == 0  # nothing to be had by trying
 
 
@@ -110,7 +110,7 @@ def test_verified_images_are_read_as_was_asked_and_every_try_is_counted() -> Non
     missed = (of_q - 0.7).abs() > TOLERANCE
     assert 5 < missed.sum() < missed.numel()
     rotation.images = {"encode": 0, "decode": 0}
-    e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7, verified=True)
+    e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7, correct=True)
     assert torch.equal(e.corrections > 0, missed)
     assert int(e.corrections.max()) <= MOST_CORRECTIONS
     tries = int(e.corrections.sum())
@@ -133,12 +133,12 @@ def test_the_best_try_is_kept_where_none_succeeds() -> None:
     z = rotation.mu[torch.arange(60) % 3]
     x = rotation.decode(z + 0.4 * torch.randn(z.shape, generator=generator, dtype=torch.float64))
 
-    def distance(*, verified: bool) -> Tensor:
-        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.4, verified=verified)
+    def distance(*, correct: bool) -> Tensor:
+        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.4, correct=correct)
         of_q = rotation.stored_posterior(e.convincing.flatten(0, 1))
         return (of_q.gather(1, e.q.reshape(-1, 1)).squeeze(1) - 0.4).abs()
 
-    before, after = distance(verified=False), distance(verified=True)
+    before, after = distance(correct=False), distance(correct=True)
     assert (after <= before + 1e-6).all()
     assert (after > TOLERANCE).any()
     assert (after < before - 0.01).any()
@@ -156,11 +156,11 @@ def test_a_search_that_went_astray_turns_back() -> None:
     rotation = FadingRotation()
     x = rotation.decode(rotation.mu)
 
-    def share_of_q(*, verified: bool) -> Tensor:
-        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.999999, verified=verified)
+    def share_of_q(*, correct: bool) -> Tensor:
+        e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.999999, correct=correct)
         return e.convincing_certificate.verdict.gather(-1, e.q[..., None]).squeeze(-1)
 
-    before, after = share_of_q(verified=False), share_of_q(verified=True)
+    before, after = share_of_q(correct=False), share_of_q(correct=True)
     assert (after >= before).all()
     assert (after > before + 0.4).any()
 
@@ -185,7 +185,7 @@ def test_verified_alpha_1_goes_further_until_q_is_read() -> None:
     shrunk = shrunk.mean(0) + 0.25 * (shrunk - shrunk.mean(0))
     plain = explain(rotation, shrunk, x, "all")
     assert not plain.convincing_certificate.reached.all()
-    e = explain(rotation, shrunk, x, "all", verified=True)
+    e = explain(rotation, shrunk, x, "all", correct=True)
     assert e.convincing_certificate.reached.all()
     short = ~plain.convincing_certificate.reached
     assert (e.alpha > plain.alpha)[short].all()
@@ -195,7 +195,7 @@ def test_verified_alpha_1_goes_further_until_q_is_read() -> None:
 
 @pytest.mark.parametrize("alphas", [5, [0.0, 0.5, 1.0, 2.0]])
 def test_path_is_the_line_in_one_decode(rotation, x, alphas: object) -> None:
-    e = explain(rotation, rotation.mu_bar, x, "all", alphas=alphas)
+    e = explain(rotation, rotation.mu_bar, x, "all", path=alphas)
     assert rotation.calls == {"encode": 2, "decode": 1}
     assert e.path is not None
     steps = e.path.alphas.shape[-1]
@@ -222,14 +222,14 @@ def test_wrong_paths_are_refused(rotation, x, alphas: object) -> None:
 
 def test_a_path_too_large_for_the_memory_is_refused(rotation, x) -> None:
     with pytest.raises(InputError, match="take fewer"):
-        explain(rotation, rotation.mu_bar, x.repeat(10, 1, 1, 1), "all", alphas=900)
+        explain(rotation, rotation.mu_bar, x.repeat(10, 1, 1, 1), "all", path=900)
 
 
 def test_path_ends_at_the_corrected_counterfactual() -> None:
     rotation = BrightRotation(stretch=30.0)
     x = rotation.decode(rotation.mu)
     near = rotation.mu.mean(0) + 0.25 * (rotation.mu - rotation.mu.mean(0))
-    e = explain(rotation, near, x, "all", alphas=3, verified=True)
+    e = explain(rotation, near, x, "all", path=3, correct=True)
     assert e.corrections.any()
     torch.testing.assert_close(e.path.images[:, :, -1], e.convincing)
     torch.testing.assert_close(e.path.alphas[..., -1], e.alpha)
@@ -250,8 +250,8 @@ def test_what_is_not_as_asked_is_told() -> None:
 
 
 def test_plot_of_a_way_backwards_stays_inside(rotation, x) -> None:
-    forwards = explain(rotation, rotation.mu_bar, x, "all", alphas=[0.0, 0.5, 1.0])
-    backwards = explain(rotation, rotation.mu_bar, x, "all", alphas=[1.0, 0.5, 0.0])
+    forwards = explain(rotation, rotation.mu_bar, x, "all", path=[0.0, 0.5, 1.0])
+    backwards = explain(rotation, rotation.mu_bar, x, "all", path=[1.0, 0.5, 0.0])
     left_out = 44  # the margin with the axis' names
     for plot in (forwards.path.plot(), backwards.path.plot()):
         inked = plot.crop((left_out, 40, 448, 200)).convert("RGB").getcolors(100_000)
@@ -259,7 +259,7 @@ def test_plot_of_a_way_backwards_stays_inside(rotation, x) -> None:
 
 
 def test_film_and_plot_show_the_path(rotation, x) -> None:
-    e = explain(rotation, rotation.mu_bar, x, "all", alphas=4)
+    e = explain(rotation, rotation.mu_bar, x, "all", path=4)
     frames = e.path.film(index=1, target=1)
     assert len(frames) == 4
     assert len({frame.tobytes() for frame in frames}) == 4

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means, counterfactual, explain, resolve_targets
@@ -36,7 +36,7 @@ def test_protocol_is_met_by_the_rotation_and_by_the_network(rotation, small_clas
 def test_two_evaluations_explain_any_number_of_images_and_targets(rotation, x, target) -> None:
     """The paper's title."""
     x = x[1:3]
-    e = explain(rotation, rotation.mu_bar, x, target, verify=False)
+    e = explain(rotation, rotation.mu_bar, x, target, check=False)
     assert rotation.calls == {"encode": 1, "decode": 1}
     assert e.passes == 2
     targets = 1 if target == 0 else 2 if target == [0, 3] else 3
@@ -52,7 +52,7 @@ def test_verification_costs_one_forward_pass_and_is_counted(rotation, x) -> None
 
 def test_bare_counterfactual_is_the_explanations_in_two_evaluations(rotation, x) -> None:
     q = torch.tensor([1, 2, 3, 0, 3])
-    e = explain(rotation, rotation.mu_bar, x, q[:, None], verify=False)
+    e = explain(rotation, rotation.mu_bar, x, q[:, None], check=False)
     rotation.calls = {"encode": 0, "decode": 0}
     torch.testing.assert_close(counterfactual(rotation, rotation.mu_bar, x, q), e.convincing[:, 0])
     assert rotation.calls == {"encode": 1, "decode": 1}
@@ -113,7 +113,7 @@ def test_third_class_in_the_way_is_named() -> None:
 
 
 def test_round_trip_error_and_likelihood_are_measured(rotation, x) -> None:
-    e = explain(rotation, rotation.mu_bar, x, "all", typicality=Typicality((-1e9, 1e9)))
+    e = explain(rotation, rotation.mu_bar, x, "all", ood=OODDetector((-1e9, 1e9)))
     assert e.round_trip_error.max() < 1e-12
     z = (x.flatten(1) - 0.5) @ rotation.q.T
     mixture = torch.distributions.MixtureSameFamily(
@@ -127,15 +127,11 @@ def test_round_trip_error_and_likelihood_are_measured(rotation, x) -> None:
     assert e.typical.all()
     low = float(e.log_p.sort()[0][2])
     assert (
-        explain(
-            rotation, rotation.mu_bar, x, "all", typicality=Typicality((low, 1e9))
-        ).typical.sum()
+        explain(rotation, rotation.mu_bar, x, "all", ood=OODDetector((low, 1e9))).typical.sum()
         == 3
     )
     assert (
-        explain(
-            rotation, rotation.mu_bar, x, "all", typicality=Typicality((-1e9, low))
-        ).typical.sum()
+        explain(rotation, rotation.mu_bar, x, "all", ood=OODDetector((-1e9, low))).typical.sum()
         == 3
     )
 

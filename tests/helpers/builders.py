@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.flow.network import Architecture, Stage
@@ -70,9 +70,9 @@ def small_model(channels: int = 1, classes: int = 3, dataset: str = "tiny") -> M
     z = classifier.encode(to_pixels(random_images(60, channels, classes, 9).images))
     classifier.mu += z.mean(0) - classifier.mu.mean(0)  # so that all classes are predicted
     noise = torch.randn(classifier.mu.shape, generator=torch.Generator().manual_seed(1))
-    experiment = replace(MNIST, name="tiny", dataset=dataset, architecture=architecture)
+    recipe = replace(MNIST, name="tiny", dataset=dataset, architecture=architecture)
     mu_bar, names = classifier.mu + 0.02 * noise, tuple("abc"[:classes])
-    return Model(Checkpoint(experiment, classifier, mu_bar, Typicality((0.0, 1.0)), names))
+    return Model(Checkpoint(recipe, classifier, mu_bar, OODDetector((0.0, 1.0)), names))
 
 
 def small_cnn() -> nn.Module:

@@ -207,7 +207,7 @@ def test_wrong_files_are_refused_in_words(judges: Judges, tmp_path: Path) -> Non
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="damaged"):
         load_judges(path)
-    write_tensors(path, {}, {"experiment": {}})
+    write_tensors(path, {}, {"recipe": {}})
     with pytest.raises(InputError, match="holds no judges"):
         load_judges(path)
     judges.save(path)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.quantisation import stored_precision
-from ecinn.classifier.recipes import CELEBA_ATTRIBUTES, Experiment, Refinement
+from ecinn.classifier.recipes import CELEBA_ATTRIBUTES, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def experiment() -> Experiment:
+def recipe() -> Recipe:
     architecture = Architecture(
         3, 8, 8, 2, (Stage(1, 8), Stage(1, 8)), dense_width=0, mixing="cosine", dropout=0.1
     )
@@ -54,11 +54,11 @@ def _equal(one: Checkpoint, other: Checkpoint) -> bool:
     return all(torch.equal(v, weights[n]) for n, v in one.classifier.state_dict().items())
 
 
-def test_attributes_are_read_from_the_latents(experiment: Experiment, data: Dataset) -> None:
+def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> None:
     """The loss is Eq. 9 plus the weighted mean cross-entropy of every attribute."""
-    state = TrainingState.start(experiment, CPU, attributes=2)
+    state = TrainingState.start(recipe, CPU, attributes=2)
     assert state.readout is not None
-    step = OptimisationStep(experiment, data, state, CPU)
+    step = OptimisationStep(recipe, data, state, CPU)
     order = step.begin_epoch(0)
     step.batch.copy_(order[:16])
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_attributes_are_read_from_the_latents(experiment: Experiment, data: Data
     with_attributes = step._batch_loss()
     torch.manual_seed(5)  # the same dropout
     labels = data.labels[step.batch]
-    alone = batch_loss(state.classifier, with_attributes.x, labels, experiment)
+    alone = batch_loss(state.classifier, with_attributes.x, labels, recipe)
     assert data.attributes is not None
     odds = with_attributes.z @ state.readout.weight.T
     truth = data.attributes[step.batch].bool()
@@ -87,25 +87,23 @@ class Knowing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_a_teacher_s_answer_takes_its_share(
-    experiment: Experiment, data: Dataset, share: float
-) -> None:
+def test_a_teacher_s_answer_takes_its_share(recipe: Recipe, data: Dataset, share: float) -> None:
     """Of the class and of all attributes: labels and answers mixed, the class then smoothed."""
     assert data.attributes is not None
     every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
     data = dataclasses.replace(data, attributes=every, attribute=0)
-    still = dataclasses.replace(experiment.architecture, dropout=0.0)
-    experiment = dataclasses.replace(
-        experiment, architecture=still, teaching=share, label_smoothing=0.1
+    still = dataclasses.replace(recipe.architecture, dropout=0.0)
+    recipe = dataclasses.replace(
+        recipe, architecture=still, distillation_weight=share, label_smoothing=0.1
     )
-    state = TrainingState.start(experiment, CPU, attributes=3)
+    state = TrainingState.start(recipe, CPU, attributes=3)
     state.teacher = Knowing()
     assert state.readout is not None
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         weight = torch.randn(state.readout.weight.shape, generator=generator)
         state.readout.weight.copy_(0.1 * weight)
-    step = OptimisationStep(experiment, data, state, CPU)
+    step = OptimisationStep(recipe, data, state, CPU)
     step.batch.copy_(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
     wanted = share * torch.sigmoid(Knowing()(loss.x)) + (1 - share) * every[step.batch]
@@ -140,14 +138,14 @@ def taught(data: Dataset) -> Dataset:
 
 @pytest.mark.parametrize("stage", ["training", "refining"])
 def test_what_a_teacher_says_is_learned_and_kept_to(
-    experiment: Experiment, taught: Dataset, tmp_path: Path, stage: str
+    recipe: Recipe, taught: Dataset, tmp_path: Path, stage: str
 ) -> None:
     """Another teacher, other weights; a run goes on with its own only, to the same weights."""
-    experiment = dataclasses.replace(experiment, teaching=0.5)
+    recipe = dataclasses.replace(recipe, distillation_weight=0.5)
     if stage == "refining":
-        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
-    whole = train(experiment, taught, tmp_path / "a", device=CPU, teacher=Knowing())
-    other = train(experiment, taught, tmp_path / "b", device=CPU, teacher=Contrary())
+        recipe = dataclasses.replace(recipe, finetuning=FineTuning(2, 1.0, 1.0, 0.1))
+    whole = train(recipe, taught, tmp_path / "a", device=CPU, teacher=Knowing())
+    other = train(recipe, taught, tmp_path / "b", device=CPU, teacher=Contrary())
     assert not _equal(whole, other)
     assert whole.training["teacher"] != other.training["teacher"]
 
@@ -157,28 +155,26 @@ def test_what_a_teacher_says_is_learned_and_kept_to(
 
     folder = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):
-        train(
-            experiment, taught, folder, device=CPU, teacher=Knowing(), observe=stop, save_every=0.0
-        )
+        train(recipe, taught, folder, device=CPU, teacher=Knowing(), observe=stop, save_every=0.0)
     with pytest.raises(InputError, match="was begun with teacher"):
-        train(experiment, taught, folder, device=CPU, teacher=Contrary(), resume=True)
-    resumed = train(experiment, taught, folder, device=CPU, teacher=Knowing(), resume=True)
+        train(recipe, taught, folder, device=CPU, teacher=Contrary(), resume=True)
+    resumed = train(recipe, taught, folder, device=CPU, teacher=Knowing(), resume=True)
     assert _equal(resumed, whole)
 
 
-def test_a_teacher_of_something_else_is_refused(experiment, taught, tmp_path) -> None:
-    experiment = dataclasses.replace(experiment, teaching=0.5)
+def test_a_teacher_of_something_else_is_refused(recipe, taught, tmp_path) -> None:
+    recipe = dataclasses.replace(recipe, distillation_weight=0.5)
     fewer = dataclasses.replace(taught, attributes=taught.attributes[:, :2])
     with pytest.raises(InputError, match="knows 3 attributes and the data has 2"):
-        train(experiment, fewer, tmp_path / "run", device=CPU, teacher=Knowing())
+        train(recipe, fewer, tmp_path / "run", device=CPU, teacher=Knowing())
 
 
-@pytest.mark.parametrize("second", [None, Refinement(1, 1.0, 1.0, 0.1)])
-def test_the_unrounded_model_is_left_beside(experiment, data, tmp_path, second) -> None:
-    experiment = dataclasses.replace(experiment, epochs=1, refinement=second)
-    rounded = train(experiment, data, tmp_path, device=CPU)
+@pytest.mark.parametrize("second", [None, FineTuning(1, 1.0, 1.0, 0.1)])
+def test_the_unrounded_model_is_left_beside(recipe, data, tmp_path, second) -> None:
+    recipe = dataclasses.replace(recipe, epochs=1, finetuning=second)
+    rounded = train(recipe, data, tmp_path, device=CPU)
     exact = load_checkpoint(tmp_path / "unrounded.safetensors")
-    assert exact.experiment == dataclasses.replace(rounded.experiment, stored_bits=32)
+    assert exact.recipe == dataclasses.replace(rounded.recipe, stored_bits=32)
     assert exact.training == load_checkpoint(tmp_path / "model.safetensors").training
     weights = rounded.classifier.state_dict()
     for name, value in stored_precision(exact.classifier.state_dict(), 8).items():
@@ -186,30 +182,30 @@ def test_the_unrounded_model_is_left_beside(experiment, data, tmp_path, second) 
     assert not _equal(exact, rounded)
 
 
-def test_what_another_run_left_is_not_taken_up(experiment, data, tmp_path) -> None:
+def test_what_another_run_left_is_not_taken_up(recipe, data, tmp_path) -> None:
     """A first stage's model of a run that was never begun again does not replace a new one's."""
-    experiment = dataclasses.replace(experiment, refinement=Refinement(1, 1.0, 1.0, 0.1))
+    recipe = dataclasses.replace(recipe, finetuning=FineTuning(1, 1.0, 1.0, 0.1))
     (tmp_path / "first-stage.safetensors").write_bytes(b"of another run")
     seen: list[str] = []
-    train(experiment, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.stage))
+    train(recipe, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.stage))
     assert seen[0] == "training"
     assert seen[-1] == "refining"
 
 
-@pytest.mark.parametrize("teaching", [0.0, 0.5])
-def test_a_teacher_comes_with_its_share(experiment, data, taught, tmp_path, teaching) -> None:
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_teacher_comes_with_its_share(recipe, data, taught, tmp_path, weight) -> None:
     """Neither a teacher that is not listened to, nor a share of nobody."""
-    experiment = dataclasses.replace(experiment, teaching=teaching)
-    teacher = None if teaching else Knowing()
+    recipe = dataclasses.replace(recipe, distillation_weight=weight)
+    teacher = None if weight else Knowing()
     with pytest.raises(InputError, match="learns from"):
-        train(experiment, taught, tmp_path / "run", device=CPU, teacher=teacher)
+        train(recipe, taught, tmp_path / "run", device=CPU, teacher=teacher)
     with pytest.raises(InputError, match="no attributes to be taught"):
-        train(experiment, data, tmp_path / "run", device=CPU, teacher=Knowing())
+        train(recipe, data, tmp_path / "run", device=CPU, teacher=Knowing())
 
 
-def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:
-    state = TrainingState.start(experiment, CPU, attributes=2)
-    step = OptimisationStep(experiment, data, state, CPU)
+def test_attributes_are_learned(recipe: Recipe, data: Dataset) -> None:
+    state = TrainingState.start(recipe, CPU, attributes=2)
+    step = OptimisationStep(recipe, data, state, CPU)
     for epoch in range(6):
         order = step.begin_epoch(epoch)
         for number in range(6):
@@ -224,11 +220,11 @@ def test_attributes_are_learned(experiment: Experiment, data: Dataset) -> None:
 
 @pytest.mark.parametrize("stage", ["training", "refining"])
 def test_a_run_with_attributes_resumes_to_the_same_weights(
-    experiment: Experiment, data: Dataset, tmp_path: Path, stage: str
+    recipe: Recipe, data: Dataset, tmp_path: Path, stage: str
 ) -> None:
     if stage == "refining":
-        experiment = dataclasses.replace(experiment, refinement=Refinement(2, 1.0, 1.0, 0.1))
-    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+        recipe = dataclasses.replace(recipe, finetuning=FineTuning(2, 1.0, 1.0, 0.1))
+    whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop(progress: Progress) -> None:
         if progress.epoch == 2 and progress.stage == stage:
@@ -236,22 +232,22 @@ def test_a_run_with_attributes_resumes_to_the_same_weights(
 
     folder = tmp_path / "interrupted"
     with pytest.raises(KeyboardInterrupt):
-        train(experiment, data, folder, device=CPU, observe=stop, save_every=0.0)
-    resumed = train(experiment, data, folder, device=CPU, resume=True)
+        train(recipe, data, folder, device=CPU, observe=stop, save_every=0.0)
+    resumed = train(recipe, data, folder, device=CPU, resume=True)
     assert _equal(resumed, whole)
     # Guard: the attributes did take part.
-    none = dataclasses.replace(experiment, attribute_weight=0.0)
+    none = dataclasses.replace(recipe, attribute_weight=0.0)
     assert not _equal(train(none, data, tmp_path / "none", device=CPU), whole)
 
 
-def test_data_without_attributes_is_refused(experiment, data, tmp_path) -> None:
+def test_data_without_attributes_is_refused(recipe, data, tmp_path) -> None:
     with pytest.raises(InputError, match="its data has none"):
-        train(experiment, dataclasses.replace(data, attributes=None), tmp_path / "run", device=CPU)
+        train(recipe, dataclasses.replace(data, attributes=None), tmp_path / "run", device=CPU)
 
 
-def test_a_run_begins_with_the_layers_it_is_given(experiment, data, tmp_path) -> None:
-    first = train(experiment, data, tmp_path / "first", device=CPU)
-    still = dataclasses.replace(experiment, epochs=1, learning_rate=0.0, stored_bits=32)
+def test_a_run_begins_with_the_layers_it_is_given(recipe, data, tmp_path) -> None:
+    first = train(recipe, data, tmp_path / "first", device=CPU)
+    still = dataclasses.replace(recipe, epochs=1, learning_rate=0.0, stored_bits=32)
     begun = train(still, data, tmp_path / "begun", device=CPU, start=first)
     weights = first.classifier.state_dict()
     for name, value in begun.classifier.state_dict().items():
@@ -259,10 +255,10 @@ def test_a_run_begins_with_the_layers_it_is_given(experiment, data, tmp_path) ->
     assert begun.training["start"] == "celeba-attributes"
 
 
-def test_layers_of_another_shape_are_refused(experiment, data, tmp_path) -> None:
-    first = train(experiment, data, tmp_path / "first", device=CPU)
-    deeper = dataclasses.replace(experiment.architecture, stages=(Stage(2, 8),))
-    other = dataclasses.replace(experiment, architecture=deeper)
+def test_layers_of_another_shape_are_refused(recipe, data, tmp_path) -> None:
+    first = train(recipe, data, tmp_path / "first", device=CPU)
+    deeper = dataclasses.replace(recipe.architecture, stages=(Stage(2, 8),))
+    other = dataclasses.replace(recipe, architecture=deeper)
     with pytest.raises(InputError, match="its layers differ"):
         train(other, data, tmp_path / "other", device=CPU, start=first)
 

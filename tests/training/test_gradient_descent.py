@@ -1,4 +1,4 @@
-"""The paper's recipe: gradient descent with milestones, BatchNorm, no average."""
+"""The paper's recipe: gradient sgd with milestones, BatchNorm, no average."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ from torch import nn
 
 from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.recipes import MNIST, MNIST_PAPER, Experiment, GradientDescent
+from ecinn.classifier.recipes import MNIST, MNIST_PAPER, SGD, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.flow import bijections
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def experiment() -> Experiment:
+def recipe() -> Recipe:
     """The recipe on a tiny network; the rate falls after the first of three epochs."""
     return dataclasses.replace(
         MNIST_PAPER,
@@ -33,7 +33,7 @@ def experiment() -> Experiment:
         ),
         epochs=3,
         batch_size=32,
-        descent=dataclasses.replace(MNIST_PAPER.descent, milestones=(1,)),
+        sgd=dataclasses.replace(MNIST_PAPER.sgd, milestones=(1,)),
     )
 
 
@@ -42,13 +42,13 @@ def data() -> Dataset:
     return load_mnist("train").first(160)
 
 
-def test_a_step_is_gradient_descent_with_momentum(experiment: Experiment, data: Dataset) -> None:
+def test_a_step_is_gradient_descent_with_momentum(recipe: Recipe, data: Dataset) -> None:
     """By hand: v ← 0.9 v + g + λw, w ← w − ηv, also of norms; μ ← μ − 3ηg; fixed scales stay."""
-    experiment = dataclasses.replace(experiment, weight_decay=0.05, gradient_clip=0.7)
-    state = TrainingState.start(experiment, CPU)
-    step = OptimisationStep(experiment, data, state, CPU)
+    recipe = dataclasses.replace(recipe, weight_decay=0.05, gradient_clip=0.7)
+    state = TrainingState.start(recipe, CPU)
+    step = OptimisationStep(recipe, data, state, CPU)
     x, labels = to_pixels(data.images[:32]), data.labels[:32]
-    step._batch_loss = lambda: batch_loss(state.classifier, x, labels, experiment)
+    step._batch_loss = lambda: batch_loss(state.classifier, x, labels, recipe)
     twin = copy.deepcopy(state.classifier).train()
     velocity = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
     clipped = []
@@ -58,7 +58,7 @@ def test_a_step_is_gradient_descent_with_momentum(experiment: Experiment, data: 
         step(order[:32], 0.5, 0)
         torch.manual_seed(7)
         twin.zero_grad()
-        batch_loss(twin, x, labels, experiment).loss.backward()
+        batch_loss(twin, x, labels, recipe).loss.backward()
         gradients = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
         norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
         clipped.append(bool(norm > 0.7))
@@ -85,7 +85,7 @@ def test_the_rate_falls_to_a_tenth_after_each_milestone() -> None:
     assert [learning_rate(MNIST_PAPER, 0.0, epoch) for epoch in (0, 49)] == [0.07, 0.07]
     assert learning_rate(MNIST_PAPER, 0.9, 50) == pytest.approx(0.007)
     assert learning_rate(MNIST_PAPER, 1.0, 59) == pytest.approx(0.007)
-    twice = dataclasses.replace(MNIST_PAPER, descent=GradientDescent((2, 4)))
+    twice = dataclasses.replace(MNIST_PAPER, sgd=SGD((2, 4)))
     rates = [learning_rate(twice, 0.0, epoch) for epoch in range(6)]
     assert rates == pytest.approx([0.07, 0.07, 0.007, 0.007, 0.0007, 0.0007])
     # Without milestones the share of the run decides, whatever the epoch.
@@ -93,11 +93,11 @@ def test_the_rate_falls_to_a_tenth_after_each_milestone() -> None:
 
 
 def test_the_stored_model_is_the_last_one_with_its_statistics(
-    experiment: Experiment, data: Dataset, tmp_path: Path
+    recipe: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
     """No average; BatchNorm's mean is that of the last batch, 0.999 parts of it."""
-    state = TrainingState.start(experiment, CPU)
-    step = OptimisationStep(experiment, data, state, CPU)
+    state = TrainingState.start(recipe, CPU)
+    step = OptimisationStep(recipe, data, state, CPU)
     norm = next(m for m in state.classifier.modules() if isinstance(m, nn.BatchNorm2d))
     seen: list[torch.Tensor] = []
     norm.register_forward_pre_hook(lambda module, given: seen.append(given[0].mean((0, 2, 3))))
@@ -108,19 +108,19 @@ def test_the_stored_model_is_the_last_one_with_its_statistics(
     torch.testing.assert_close(norm.running_mean, expected)
     kept, last = state.average.state_dict(), state.classifier.state_dict()
     assert all(torch.equal(kept[name], last[name]) for name in last)
-    checkpoint = train(experiment, data, tmp_path, device=CPU)
+    checkpoint = train(recipe, data, tmp_path, device=CPU)
     stored = load_checkpoint(tmp_path).classifier.state_dict()
-    resumable = TrainingState.start(experiment, CPU)
-    resumable.restore(tmp_path / "state.safetensors", experiment)
+    resumable = TrainingState.start(recipe, CPU)
+    resumable.restore(tmp_path / "state.safetensors", recipe)
     for name, value in resumable.classifier.state_dict().items():
         assert torch.equal(stored[name], value), name
         assert torch.equal(checkpoint.classifier.state_dict()[name], value), name
 
 
 def test_resumed_run_ends_at_the_same_weights(
-    experiment: Experiment, data: Dataset, tmp_path: Path
+    recipe: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
-    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+    whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop_in_second_epoch(progress: Progress) -> None:
         if progress.epoch == 2:
@@ -128,12 +128,12 @@ def test_resumed_run_ends_at_the_same_weights(
 
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        train(experiment, data, stopped, device=CPU, observe=stop_in_second_epoch, save_every=0.0)
-    state = TrainingState.start(experiment, CPU)
-    state.restore(stopped / "state.safetensors", experiment)
+        train(recipe, data, stopped, device=CPU, observe=stop_in_second_epoch, save_every=0.0)
+    state = TrainingState.start(recipe, CPU)
+    state.restore(stopped / "state.safetensors", recipe)
     assert state.epoch == 1
     assert any("momentum_buffer" in name for name in state.tensors())
-    resumed = train(experiment, data, stopped, device=CPU, resume=True)
+    resumed = train(recipe, data, stopped, device=CPU, resume=True)
     weights = whole.classifier.state_dict()
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
@@ -151,12 +151,12 @@ def test_dropout_may_differ_between_stages() -> None:
     assert shares(alike) == [0.3] * 4
 
 
-def test_nothing_follows_the_downsampling_of_the_recipe(experiment: Experiment) -> None:
+def test_nothing_follows_the_downsampling_of_the_recipe(recipe: Recipe) -> None:
     """Its first half comes out as it went in, squeezed; elsewhere channels are mixed."""
     x = torch.randn((2, 4, 14, 14), generator=torch.Generator().manual_seed(0))
     squeezed = x[:, :2].reshape(2, 2, 7, 2, 7, 2).permute(0, 1, 3, 5, 2, 4).reshape(2, 8, 7, 7)
-    plain = dataclasses.replace(experiment.architecture, channel_scale=None)
-    for architecture, same in ((experiment.architecture, True), (plain, False)):
+    plain = dataclasses.replace(recipe.architecture, channel_scale=None)
+    for architecture, same in ((recipe.architecture, True), (plain, False)):
         (downsampling,) = [
             layer
             for layer in build_inn(architecture).bijections
@@ -216,21 +216,21 @@ def test_a_random_start_is_no_identity_and_keeps_the_spread(generator: torch.Gen
 
 def test_models_of_before_have_none_of_it() -> None:
     """What a file does not say is what it was before the setting came."""
-    experiment = load_checkpoint("mnist").experiment
-    assert experiment.descent is None
-    assert experiment.architecture.channel_scale is None
-    assert experiment.architecture.dense_clamp is None
-    assert experiment.architecture.class_distance == 6.0
-    assert experiment.architecture.stages[0].dropout is None
+    recipe = load_checkpoint("mnist").recipe
+    assert recipe.sgd is None
+    assert recipe.architecture.channel_scale is None
+    assert recipe.architecture.dense_clamp is None
+    assert recipe.architecture.class_distance == 6.0
+    assert recipe.architecture.stages[0].dropout is None
 
 
-@pytest.mark.parametrize("recipe", [MNIST, MNIST_PAPER], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("full", [MNIST, MNIST_PAPER], ids=lambda recipe: recipe.name)
 def test_subnets_run_in_the_precision_of_the_recipe(
-    recipe: Experiment, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    full: Recipe, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nn.Module, "compile", lambda *args, **kwargs: None)
-    classifier = GenerativeClassifier(experiment.architecture)
-    prepare_for_gpu(classifier, recipe, inverse=False)
+    classifier = GenerativeClassifier(recipe.architecture)
+    prepare_for_gpu(classifier, full, inverse=False)
     couplings = [each for each in classifier.modules() if isinstance(each, bijections.Coupling)]
     assert couplings
-    assert {each.half_precision for each in couplings} == {recipe is MNIST}
+    assert {each.half_precision for each in couplings} == {full is MNIST}

@@ -11,8 +11,8 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
-from ecinn.classifier.recipes import MNIST, Experiment, Refinement, find_experiment
+from ecinn.classifier.out_of_distribution import OODDetector
+from ecinn.classifier.recipes import MNIST, FineTuning, Recipe, find_recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -23,9 +23,9 @@ from ecinn.training import loop as training
 from ecinn.training import step as optimisation
 from ecinn.training.calibration import refit_means
 from ecinn.training.critic import Critic
-from ecinn.training.finetuning import RefinementStep, _as_stored, critic_loss, second_stage
+from ecinn.training.finetuning import FineTuningStep, _as_stored, critic_loss, second_stage
 from ecinn.training.loop import Progress, train
-from ecinn.training.state import RefinementState, TrainingState
+from ecinn.training.state import FineTuningState, TrainingState
 from helpers.builders import randomise
 
 STATE_FILE = training.STATE_FILES[0]
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def experiment() -> Experiment:
+def recipe() -> Recipe:
     """A tiny network with everything switched on that draws random numbers."""
     return dataclasses.replace(
         MNIST,
@@ -45,7 +45,7 @@ def experiment() -> Experiment:
         epochs=3,
         batch_size=32,
         learning_rate=5e-3,
-        refinement=None,
+        finetuning=None,
     )
 
 
@@ -58,10 +58,10 @@ class InterruptError(Exception):
     """Stands for Ctrl-C, a killed machine, a power cut."""
 
 
-def test_it_learns_and_reports(experiment: Experiment, data: Dataset, tmp_path: Path) -> None:
+def test_it_learns_and_reports(recipe: Recipe, data: Dataset, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    experiment = dataclasses.replace(experiment, epochs=4)
-    checkpoint = train(experiment, data, tmp_path, device=CPU, observe=seen.append)
+    recipe = dataclasses.replace(recipe, epochs=4)
+    checkpoint = train(recipe, data, tmp_path, device=CPU, observe=seen.append)
     assert seen[-1].step == seen[-1].steps == 4 * 20
     assert seen[-1].seconds_left == 0
     assert seen[-1].loss < seen[0].loss - 1
@@ -72,9 +72,9 @@ def test_it_learns_and_reports(experiment: Experiment, data: Dataset, tmp_path: 
 
 
 def test_resumed_run_ends_at_the_same_weights(
-    experiment: Experiment, data: Dataset, tmp_path: Path
+    recipe: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
-    whole = train(experiment, data, tmp_path / "whole", device=CPU)
+    whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop_in_second_epoch(progress: Progress) -> None:
         if progress.epoch == 2:
@@ -82,36 +82,34 @@ def test_resumed_run_ends_at_the_same_weights(
 
     interrupted = tmp_path / "interrupted"
     with pytest.raises(InterruptError):
-        train(
-            experiment, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0
-        )
+        train(recipe, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0)
     with pytest.raises(InputError, match="begun with"):
-        train(experiment, data.first(len(data) // 2), interrupted, device=CPU, resume=True)
+        train(recipe, data.first(len(data) // 2), interrupted, device=CPU, resume=True)
     torch.rand(17)  # what the process did in between must not matter
-    resumed = train(experiment, data, interrupted, device=CPU, resume=True)
+    resumed = train(recipe, data, interrupted, device=CPU, resume=True)
     weights = whole.classifier.state_dict()
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert torch.equal(resumed.mu_bar, whole.mu_bar)
-    assert resumed.typicality == whole.typicality
+    assert resumed.ood == whole.ood
     # Guard: the run did depend on its random numbers.
-    other = dataclasses.replace(experiment, seed=1)
+    other = dataclasses.replace(recipe, seed=1)
     another = train(other, data, tmp_path / "other", device=CPU).classifier.state_dict()
     assert not torch.equal(another["mu"], weights["mu"])
 
 
-def test_the_callers_random_numbers_are_left_alone(experiment, data, tmp_path) -> None:
+def test_the_callers_random_numbers_are_left_alone(recipe, data, tmp_path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    experiment = dataclasses.replace(experiment, epochs=1)
-    train(experiment, data, tmp_path, device=CPU)
+    recipe = dataclasses.replace(recipe, epochs=1)
+    train(recipe, data, tmp_path, device=CPU)
     assert torch.equal(torch.rand(2), expected)
 
 
 @pytest.mark.parametrize("rate", [1e4, float("nan")])
 def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
-    rate: float, experiment: Experiment, data: Dataset, tmp_path: Path, monkeypatch
+    rate: float, recipe: Recipe, data: Dataset, tmp_path: Path, monkeypatch
 ) -> None:
     """The learning rate goes wild in the second epoch; the first one's state survives."""
     original = optimisation.schedule
@@ -120,32 +118,32 @@ def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
         optimisation, "schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
     )
     with pytest.raises(EcinnError, match="last good state") as error:
-        train(experiment, data, tmp_path, device=CPU, save_every=0.0)
+        train(recipe, data, tmp_path, device=CPU, save_every=0.0)
     assert error.value.exit_code == 1
-    state = TrainingState.start(experiment, CPU)
-    state.restore(tmp_path / STATE_FILE, experiment)
+    state = TrainingState.start(recipe, CPU)
+    state.restore(tmp_path / STATE_FILE, recipe)
     assert state.epoch == 1
     assert all(bool(torch.isfinite(p).all()) for p in state.classifier.parameters())
 
 
-def test_a_folder_with_a_run_is_not_overwritten(experiment, data, tmp_path) -> None:
-    experiment = dataclasses.replace(experiment, epochs=2)
-    train(experiment, data, tmp_path, device=CPU)
+def test_a_folder_with_a_run_is_not_overwritten(recipe, data, tmp_path) -> None:
+    recipe = dataclasses.replace(recipe, epochs=2)
+    train(recipe, data, tmp_path, device=CPU)
     before = (tmp_path / STATE_FILE).read_bytes()
     with pytest.raises(InputError, match="resume"):
-        train(experiment, data, tmp_path, device=CPU)
-    other = dataclasses.replace(experiment, learning_rate=1.0)
+        train(recipe, data, tmp_path, device=CPU)
+    other = dataclasses.replace(recipe, learning_rate=1.0)
     with pytest.raises(InputError, match="other settings"):
         train(other, data, tmp_path, device=CPU, resume=True)
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
 
-def test_average_is_the_exponential_moving_average(experiment, data, tmp_path) -> None:
+def test_average_is_the_exponential_moving_average(recipe, data, tmp_path) -> None:
     """Recomputed from the weights after every step."""
-    experiment = dataclasses.replace(experiment, epochs=1, averaging=0.8)
-    state = TrainingState.start(experiment, CPU)
+    recipe = dataclasses.replace(recipe, epochs=1, ema_decay=0.8)
+    state = TrainingState.start(recipe, CPU)
     expected = state.average.mu.clone()
-    step = optimisation.OptimisationStep(experiment, data, state, CPU)
+    step = optimisation.OptimisationStep(recipe, data, state, CPU)
     order = step.begin_epoch(0)
     for number in range(20):
         step(order[number * 32 : (number + 1) * 32], number / 20, number)
@@ -164,10 +162,10 @@ def test_schedule_rises_then_falls_to_zero() -> None:
     assert values[55] == pytest.approx(0.5)
 
 
-def test_weight_decay_spares_means_scales_and_shifts(experiment: Experiment) -> None:
-    state = TrainingState.start(experiment, CPU)
+def test_weight_decay_spares_means_scales_and_shifts(recipe: Recipe) -> None:
+    state = TrainingState.start(recipe, CPU)
     decayed, free = state.optimiser.param_groups
-    assert decayed["weight_decay"] == experiment.weight_decay
+    assert decayed["weight_decay"] == recipe.weight_decay
     assert free["weight_decay"] == 0
     assert any(p is state.classifier.mu for p in free["params"])
     assert all(p.ndim > 1 for p in decayed["params"])
@@ -175,7 +173,7 @@ def test_weight_decay_spares_means_scales_and_shifts(experiment: Experiment) -> 
     assert len(decayed["params"]) + len(free["params"]) == total
 
 
-def test_refitted_means_are_where_the_loss_is_flat(experiment: Experiment) -> None:
+def test_refitted_means_are_where_the_loss_is_flat(recipe: Recipe) -> None:
     """Nearby means give no smaller loss; the start does give a larger one."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (400,), generator=generator)
@@ -189,13 +187,13 @@ def test_refitted_means_are_where_the_loss_is_flat(experiment: Experiment) -> No
         )
         nll = -(gaussians.exp().mean(1)).log().mean() / 6
         cross_entropy = torch.nn.functional.cross_entropy(
-            gaussians, labels, label_smoothing=experiment.means_label_smoothing
+            gaussians, labels, label_smoothing=recipe.means_label_smoothing
         )
-        beta = experiment.beta
+        beta = recipe.beta
         return float((2 * nll + 2 * beta * cross_entropy) / (1 + beta))
 
     start = torch.zeros_like(true) + 0.1 * true
-    fitted = refit_means(z, labels, start, experiment)
+    fitted = refit_means(z, labels, start, recipe)
     best = loss(fitted)
     assert best < loss(start) - 0.1
     for _ in range(20):
@@ -205,24 +203,24 @@ def test_refitted_means_are_where_the_loss_is_flat(experiment: Experiment) -> No
 
 def test_unknown_experiment_lists_the_known() -> None:
     with pytest.raises(InputError, match="mnist"):
-        find_experiment("cifar")
+        find_recipe("cifar")
 
 
 @pytest.fixture
-def refined(experiment: Experiment) -> Experiment:
-    refinement = Refinement(epochs=2, proximity=3.0, faithfulness=1.0, realism=0.1)
-    return dataclasses.replace(experiment, epochs=1, batch_size=64, refinement=refinement)
+def refined(recipe: Recipe) -> Recipe:
+    finetuning = FineTuning(epochs=2, proximity=3.0, faithfulness=1.0, realism=0.1)
+    return dataclasses.replace(recipe, epochs=1, batch_size=64, finetuning=finetuning)
 
 
 @pytest.mark.parametrize(
     ("proximity", "faithfulness", "realism"), [(2.0, 0.0, 0.0), (0.0, 3.0, 0.0), (0.0, 0.0, 0.7)]
 )
 def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
-    proximity: float, faithfulness: float, realism: float, refined: Experiment, data: Dataset
+    proximity: float, faithfulness: float, realism: float, refined: Recipe, data: Dataset
 ) -> None:
     """Each term by hand: absolute values, Σ p log p/q over 8-bit images, the critic's scores."""
-    settings = Refinement(2, proximity, faithfulness, realism)
-    step = refinement_step(dataclasses.replace(refined, refinement=settings), data)
+    settings = FineTuning(2, proximity, faithfulness, realism)
+    step = refinement_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier, mu = step.state.classifier, step.state.classifier.mu.detach()
     with torch.no_grad():
         first = step._batch_loss()
@@ -242,14 +240,14 @@ def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
 
 
 def test_second_stage_resumes_to_the_same_weights(
-    refined: Experiment, data: Dataset, tmp_path: Path
+    refined: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
     data = data.first(256)
     whole = train(refined, data, tmp_path / "whole", device=CPU)
     epochs = iter(range(100))
 
     def stop_in_last_epoch(progress: Progress) -> None:
-        if next(epochs) == 2:  # one report an epoch: first stage, refinement, refinement
+        if next(epochs) == 2:  # one report an epoch: first stage, finetuning, finetuning
             raise InterruptError
 
     interrupted = tmp_path / "interrupted"
@@ -258,8 +256,8 @@ def test_second_stage_resumes_to_the_same_weights(
     assert not (interrupted / training.MODEL_FILE).exists()
     torch.rand(5)
     resumed = train(refined, data, interrupted, device=CPU, resume=True)
-    assert resumed.experiment == refined
-    assert load_checkpoint(interrupted).experiment == refined
+    assert resumed.recipe == refined
+    assert load_checkpoint(interrupted).recipe == refined
     weights = whole.classifier.state_dict()
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
@@ -273,24 +271,24 @@ def test_refining_another_kind_of_network_is_refused(refined, data, tmp_path) ->
         train(refined, data, tmp_path, device=CPU, pretrained=untrained(other, data))
 
 
-def untrained(experiment: Experiment, data: Dataset) -> Checkpoint:
-    classifier = GenerativeClassifier(experiment.architecture).eval()
+def untrained(recipe: Recipe, data: Dataset) -> Checkpoint:
+    classifier = GenerativeClassifier(recipe.architecture).eval()
     mu = classifier.mu.detach()
-    return Checkpoint(experiment, classifier, mu, Typicality((0.0, 1.0)), data.class_names)
+    return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), data.class_names)
 
 
-def refinement_step(refined: Experiment, data: Dataset) -> RefinementStep:
+def refinement_step(refined: Recipe, data: Dataset) -> FineTuningStep:
     stage = second_stage(refined)
-    state = RefinementState.refine(untrained(refined, data), stage, CPU)
+    state = FineTuningState.refine(untrained(refined, data), stage, CPU)
     randomise(state.classifier)
-    step = RefinementStep(stage, data, state, CPU)
+    step = FineTuningStep(stage, data, state, CPU)
     step.begin_epoch(0)
     return step
 
 
 @pytest.mark.parametrize("apart", [1.0, 2.0])
 def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q(
-    apart: float, refined: Experiment, data: Dataset
+    apart: float, refined: Recipe, data: Dataset
 ) -> None:
     """Also where the measured means are further apart than the model's."""
     step = refinement_step(refined, data)
@@ -313,7 +311,7 @@ def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q
     assert 0.7 < asked.max() < 0.991
 
 
-def test_refinement_decodes_what_it_encoded(refined: Experiment, data: Dataset) -> None:
+def test_refinement_decodes_what_it_encoded(refined: Recipe, data: Dataset) -> None:
     """Dropout would make the inverse another network's."""
     assert refined.architecture.dropout > 0
     classifier = refinement_step(refined, data).state.classifier
@@ -322,7 +320,7 @@ def test_refinement_decodes_what_it_encoded(refined: Experiment, data: Dataset) 
         torch.testing.assert_close(classifier.decode(classifier.encode(x)), x, atol=1e-4, rtol=0)
 
 
-def test_running_means_follow_the_batch(refined: Experiment, data: Dataset) -> None:
+def test_running_means_follow_the_batch(refined: Recipe, data: Dataset) -> None:
     step = refinement_step(refined, data)
     before = step.refined.means.mu_bar.clone()
     z = torch.randn((30, before.shape[1]), generator=torch.Generator().manual_seed(2))
@@ -370,13 +368,13 @@ def test_critic_takes_any_shape(shape: tuple[int, int, int]) -> None:
     assert Critic(shape, 3)(torch.zeros(2, *shape), torch.tensor([0, 2])).shape == (2,)
 
 
-def test_data_that_does_not_fit_is_refused_in_words(experiment, data, tmp_path) -> None:
+def test_data_that_does_not_fit_is_refused_in_words(recipe, data, tmp_path) -> None:
     def refuse(says: str, **changes: Tensor) -> None:
         other = copy.copy(data)
         for name, value in changes.items():
             object.__setattr__(other, name, value)  # past the check of types, as outside of tests
         with pytest.raises(InputError, match=says):
-            train(experiment, other, tmp_path / "run", device=torch.device("cpu"))
+            train(recipe, other, tmp_path / "run", device=torch.device("cpu"))
         assert not (tmp_path / "run").exists()
 
     refuse("8-bit", images=data.images.float() / 255)

@@ -204,7 +204,7 @@ def test_changed_pictures_and_targets_are_mixed_with_the_same_weight(generator) 
 def test_steps_are_adamw_on_the_mean_cross_entropy_and_an_average() -> None:
     """Against AdamW and the moving average written out, on a linear network."""
     data = tinted(12)
-    settings = dataclasses.replace(STILL, learning_rate=0.1, averaging=0.6, weight_decay=0.3)
+    settings = dataclasses.replace(STILL, learning_rate=0.1, ema_decay=0.6, weight_decay=0.3)
     step = teacher_training._Step(Linear(), settings)
     x, targets = (data.images.float() + 0.5) / 256, data.attributes.float()
     inputs = torch.cat([x[..., :8].double().mean((2, 3)), torch.ones(12, 1)], 1)

@@ -100,12 +100,12 @@ def test_predict_says_what_the_model_says_however_the_picture_is_given(
 
 def test_explain_is_the_librarys_explanation(address: str, mnist: Model, served: Served) -> None:
     assert served.samples is not None
-    body = ask(targets=[8, 5], confidence=0.8, verified=True, alphas=[0.0, 0.4])
+    body = ask(targets=[8, 5], confidence=0.8, correct=True, alphas=[0.0, 0.4])
     answer = post(address, "explain", body).json()
     schemas.ExplainAnswer.model_validate(answer)
     (given,) = answer["explanations"]
     x = served.samples.images[18:19]
-    e = mnist.explain(to_pixels(x), [8, 5], confidence=0.8, verified=True, alphas=[0.0, 0.4])
+    e = mnist.explain(to_pixels(x), [8, 5], confidence=0.8, correct=True, path=[0.0, 0.4])
     assert np.array_equal(pixels(given["input"]), x[0, 0])
     assert given["predicted"] == int(e.p[0])
     for column, target in enumerate(given["targets"]):
@@ -208,8 +208,8 @@ def test_film_sheet_and_files(address: str, served: Served) -> None:
         ("explain", ask(targets="none"), 422, "targets"),
         ("explain", ask(confidence=1.0), 422, "confidence"),
         ("explain", ask(frames=62), 422, "frames"),
-        ("explain", ask(frames=2, alphas=[1.0]), 422, "leave one out"),
-        ("explain", ask(alphas=[99.0]), 422, "alphas"),
+        ("explain", ask(frames=2, path=[1.0]), 422, "leave one out"),
+        ("explain", ask(path=[99.0]), 422, "alphas"),
         (
             "explain",
             {"model": "mnist", "images": [{"sample": 1}] * 4, "targets": "all", "frames": 61},

@@ -183,7 +183,7 @@ def test_as_sure_as_was_asked(visitor: Visitor, mnist: Model, asked: float) -> N
     expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} % asked")
     settled(page)
     digit = load_mnist("test").images[90:91]
-    told = mnist.explain(digit, 8, confidence=asked, verified=True)
+    told = mnist.explain(digit, 8, confidence=asked, correct=True)
     assert alpha(page) == pytest.approx(float(told.alpha[0, 0]), abs=1e-3)
     [read] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
     assert float(read[8]) == pytest.approx(asked, abs=0.06)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecinn.classifier.out_of_distribution import Texture, Typicality
+from ecinn.classifier.out_of_distribution import OODDetector, Texture
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
@@ -22,7 +22,7 @@ from helpers.server import HeldClassifier
 
 @pytest.fixture(scope="module")
 def x(mnist: Model) -> Tensor:
-    return to_pixels(mnist.checkpoint.experiment.load("test").images[:6])
+    return to_pixels(mnist.checkpoint.recipe.load("test").images[:6])
 
 
 def assert_same(one: Explanation, other: Explanation) -> None:
@@ -38,7 +38,7 @@ def test_joined_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -
         Question(x[:2], "all"),
         Question(x[2:3], (3, 8)),
         Question(x[3:4], (5, 8), alphas=(0.0, 0.7)),
-        Question(x[4:5], (1,), confidence=0.9, verified=True),
+        Question(x[4:5], (1,), confidence=0.9, correct=True),
     ]
     answers = explain_jointly(mnist, PartedNetwork(classifier, 32), questions)
     for question, e in zip(questions, answers, strict=True):
@@ -48,7 +48,7 @@ def test_joined_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -
             question.pixels,
             "all" if targets == "all" else list(targets or ()),
             confidence=question.confidence,
-            verified=question.verified,
+            correct=question.correct,
             alphas=question.alphas,
         )
         assert_same(e, alone)
@@ -125,11 +125,11 @@ def test_joined_readings_look_at_the_texture_too(mnist: Model, x: Tensor) -> Non
     distances = texture.distance(z - mnist.mu_bar[mnist.predict(x).argmax(1)])
     model = copy.copy(mnist)
     limit = float(distances.median())
-    model.typicality = Typicality(mnist.typicality.log_p, texture._replace(limit=limit + 1e-3))
+    model.ood = OODDetector(mnist.ood.log_p, texture._replace(limit=limit + 1e-3))
     (reading,) = read_jointly(model, PartedNetwork(mnist.classifier, 8), [x])
     assert not isinstance(reading, InputError)
-    assert reading.unlike[:, 1].tolist() == (distances > limit + 1e-3).tolist()
-    assert reading.unlike[:, 1].any()
+    assert reading.out_of_distribution[:, 1].tolist() == (distances > limit + 1e-3).tolist()
+    assert reading.out_of_distribution[:, 1].any()
 
 
 def test_joined_readings_are_those_of_the_model(mnist: Model, x: Tensor) -> None:
@@ -139,7 +139,7 @@ def test_joined_readings_are_those_of_the_model(mnist: Model, x: Tensor) -> None
         assert not isinstance(reading, InputError)
         torch.testing.assert_close(reading.posterior, mnist.predict(pixels), atol=1e-4, rtol=1e-3)
         e = mnist.explain(pixels)
-        assert torch.equal(reading.unlike, e.unlike)
+        assert torch.equal(reading.out_of_distribution, e.out_of_distribution)
         assert torch.equal(reading.p, e.p)
     assert not isinstance(readings[1], InputError)
     assert bool(readings[1].unlike.any())
@@ -178,7 +178,7 @@ def test_words_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor) ->
         ),
         q=torch.tensor([[2]]),
         third_class=torch.tensor([[5]]),
-        unlike=torch.tensor([[False, True, False]]),
+        out_of_distribution=torch.tensor([[False, True, False]]),
     )
     said = words.certificate(missed, 0, 0)
     assert "It did not become a 2." in said
@@ -187,7 +187,7 @@ def test_words_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor) ->
 
 
 def test_only_takes_the_same_rows_of_everything(mnist: Model, x: Tensor) -> None:
-    e = mnist.explain(x[:3], [8], alphas=[0.5])
+    e = mnist.explain(x[:3], [8], path=[0.5])
     one = only(e, slice(1, 2))
     assert_same(one, mnist.explain(x[1:2], [8]))
     assert one.path is not None

@@ -146,7 +146,7 @@ class Group:
     median_change: float
     typical: Rate
     typical_counterfactual: Rate
-    """By likelihood, texture and pose (`ecinn.typicality`)."""
+    """By likelihood, texture and pose (`ecinn.ood`)."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def audit(
     index = torch.randperm(len(data), generator=generator)[:n]
     images, labels = data.images[index].cpu(), data.labels[index].cpu()
     known = None if data.attributes is None else data.attributes[index].bool().cpu()
-    classes, dataset = len(model.class_names), model.checkpoint.experiment.dataset
+    classes, dataset = len(model.class_names), model.checkpoint.recipe.dataset
     attribute = dataset.removeprefix("celeba/") if dataset.startswith("celeba/") else None
     turns = [torch.randperm(classes - 1, generator=generator) + 1 for _ in range(classes)]
     flips = _flip(model, images, lambda p: _in_turn(p, turns), "changing images", observe)
@@ -229,7 +229,7 @@ def audit(
     wrong = (flips.p != labels).nonzero()[:, 0]
     surest = wrong[flips.before.posterior[wrong].amax(1).argsort(descending=True, stable=True)]
     return Audit(
-        model=model.checkpoint.experiment.name,
+        model=model.checkpoint.recipe.name,
         dataset=dataset,
         split=split,
         seed=seed,
@@ -296,7 +296,7 @@ def _read(model: Model, images: Images, what: str, observe: Observe) -> tuple[Te
             z, log_det = model.classifier.encode_with_log_det(model.pixels(part))
         log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
         posterior = equations.log_posterior(z, mu).exp()
-        unlike = model.typicality.unlike(z, z - model.mu_bar[posterior.argmax(1)], log_p)
+        unlike = model.ood.flags(z, z - model.mu_bar[posterior.argmax(1)], log_p)
         parts.append((z, posterior, log_p, ~unlike.any(1)))
         observe(what, sum(len(each[0]) for each in parts), len(images))
     z, *said = (torch.cat(column) for column in zip(*parts, strict=True))

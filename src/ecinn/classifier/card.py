@@ -7,7 +7,7 @@ from typing import Any
 
 from ecinn.classifier.card_data import CORRELATED, DATA, NO_CAUSE, NO_PROOF, UNKNOWN_DATA, CardData
 from ecinn.classifier.checkpoint import Checkpoint
-from ecinn.classifier.recipes import EXPERIMENTS
+from ecinn.classifier.recipes import RECIPES
 from ecinn.data.augmentation import Augmentation
 from ecinn.metrics.statistics import wilson_interval
 
@@ -79,8 +79,8 @@ MEASURES: Mapping[str, tuple[str, str, str]] = {
         "counterfactuals at the paper's α₁ whose stored 8-bit image is read as the class asked "
         "for; one random class per image",
     ),
-    "reached_q_verified": ("reached q, verified", ".2%", "the same, α corrected where need be"),
-    "passes_verified": ("evaluations, verified", ".5g", "of the network, per counterfactual"),
+    "reached_q_corrected": ("reached q, verified", ".2%", "the same, α corrected where need be"),
+    "passes_corrected": ("evaluations, verified", ".5g", "of the network, per counterfactual"),
     "tipping_third_class": ("third class", ".2%", "ties of two classes at which another one wins"),
     "round_trip_error": ("round trip", ".1e", "largest change of a pixel of [0, 1] by f⁻¹(f(x))"),
     "typical": ("typical", ".2%", "test images that nothing calls unlike the training images"),
@@ -92,14 +92,14 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
     """What the checkpoint says of itself, and what is known of its data.
 
     Args:
-        model: the name or path it was loaded by; by default the name of its experiment.
+        model: the name or path it was loaded by; by default the name of its recipe.
     """
-    experiment = checkpoint.experiment
-    kind, _, attribute = experiment.dataset.partition("/")
+    recipe = checkpoint.recipe
+    kind, _, attribute = recipe.dataset.partition("/")
     data = DATA.get(kind, UNKNOWN_DATA)
     also = [CORRELATED[attribute]] if attribute in CORRELATED else []
     return ModelCard(
-        name=experiment.name,
+        name=recipe.name,
         size_in_bytes=size_in_bytes,
         summary=_summary(checkpoint, data),
         data=_data(checkpoint, data),
@@ -111,13 +111,13 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
             (*_counted_failures(checkpoint.metrics), *data.failures, *also, NO_PROOF),
         ),
         unfit=Section("What not to use it for", (*data.unfit, NO_CAUSE)),
-        usage=_usage(checkpoint, data, model or experiment.name),
+        usage=_usage(checkpoint, data, model or recipe.name),
         measured=dict(checkpoint.metrics),
     )
 
 
 def _summary(checkpoint: Checkpoint, data: CardData) -> str:
-    a = checkpoint.experiment.architecture
+    a = checkpoint.recipe.architecture
     names = checkpoint.class_names
     classes = " and ".join(f"“{name}”" for name in names)
     if len(names) > 3:
@@ -139,7 +139,7 @@ def _data(checkpoint: Checkpoint, data: CardData) -> Section:
     return Section(
         "Data",
         (
-            f"Data set `{checkpoint.experiment.dataset}`.",
+            f"Data set `{checkpoint.recipe.dataset}`.",
             *data.origin,
             *([f"Images: {', '.join(images)}."] if images else []),
             f"Licence: {data.licence}",
@@ -148,8 +148,8 @@ def _data(checkpoint: Checkpoint, data: CardData) -> Section:
 
 
 def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
-    e = checkpoint.experiment
-    a, r = e.architecture, e.refinement
+    e = checkpoint.recipe
+    a, r = e.architecture, e.finetuning
     sides = [f"{a.height >> n}×{a.width >> n}" for n in range(1, len(a.stages) + 1)]
     stages = [
         f"{stage.couplings} couplings of width {stage.width} at {side}"
@@ -182,9 +182,9 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
         )
     if e.attribute_weight:
         rows["other attributes"] = f"learned beside the class with weight {e.attribute_weight:g}"
-    if e.teaching:
+    if e.distillation_weight:
         rows["teacher"] = (
-            f"its answer is {100 * e.teaching:g} % of what is learned, labels the rest"
+            f"its answer is {100 * e.distillation_weight:g} % of what is learned, labels the rest"
         )
     table = tuple((name, str(value)) for name, value in rows.items())
     return Section("Settings", table=(("setting", "value"), *table))
@@ -264,7 +264,7 @@ def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
     ]
     for key, (best, what) in {
         "reached_q": (1, "counterfactuals at α₁ are not read as the class asked for"),
-        "reached_q_verified": (1, "verified counterfactuals are not read as the class asked for"),
+        "reached_q_corrected": (1, "verified counterfactuals are not read as the class asked for"),
         "tipping_third_class": (0, "tipping points belong to a third class"),
         "typical": (1, "test images count as unlike the training images"),
     }.items():
@@ -276,33 +276,33 @@ def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _usage(checkpoint: Checkpoint, data: CardData, model: str) -> Section:
-    experiment, record, quoted = checkpoint.experiment, checkpoint.training, shlex.quote(model)
+    recipe, record, quoted = checkpoint.recipe, checkpoint.training, shlex.quote(model)
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]
-    if experiment.name in EXPERIMENTS:
+    if recipe.name in RECIPES:
         start = next((stage["start"] for _, stage in _stages(record) if "start" in stage), None)
         given = " --start START" if start else ""
-        if experiment.teaching:
+        if recipe.distillation_weight:
             code.append(f"ecinn teacher --out TEACHER{data.option}")
             given += " --teacher TEACHER"
             sentences.append("What START begins with itself is said in docs/faces.md.")
         elif start:
             code.append(f"ecinn train {start} --out START{data.option}")
-        now = EXPERIMENTS[experiment.name]
+        now = RECIPES[recipe.name]
         given += "".join(
             f" --{name.replace('_', '-')} {value:g}"
-            for name in ("epochs", "learning_rate", "batch_size", "beta", "teaching")
-            if (value := getattr(experiment, name)) != getattr(now, name)
+            for name in ("epochs", "learning_rate", "batch_size", "beta", "distillation_weight")
+            if (value := getattr(recipe, name)) != getattr(now, name)
         )
-        given += " --refine-epochs 0" if now.refinement and not experiment.refinement else ""
-        code.append(f"ecinn train {experiment.name} --out DIR{given}{data.option}")
-        if changed := [n for n in vars(now) if getattr(now, n) != getattr(experiment, n)]:
+        given += " --refine-epochs 0" if now.finetuning and not recipe.finetuning else ""
+        code.append(f"ecinn train {recipe.name} --out DIR{given}{data.option}")
+        if changed := [n for n in vars(now) if getattr(now, n) != getattr(recipe, n)]:
             sentences.append(f"Trained now, its settings would differ: {', '.join(changed)}.")
     else:
-        sentences.append("This version has no experiment of that name: it cannot train it again.")
+        sentences.append("This version has no recipe of that name: it cannot train it again.")
     if "mixed" in record:
         code.append(f"ecinn mix DIR OTHER --share {record['mixed']['share']} --out FILE")
-        sentences.append("OTHER was refined further from DIR: see docs/refinement.md.")
+        sentences.append("OTHER was refined further from DIR: see docs/finetuning.md.")
     return Section("How to load, measure and train it", tuple(sentences), code=tuple(code))
 
 

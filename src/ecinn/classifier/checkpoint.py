@@ -14,14 +14,24 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Pose, Texture, Typicality
+from ecinn.classifier.out_of_distribution import OODDetector, Pose, Texture
 from ecinn.classifier.quantisation import pack, unpack
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.errors import InputError
 from ecinn.files import ASSETS, atomic_write
 from ecinn.flow.network import Architecture, latent_frequencies
 
-FORMAT = "ecinn-1"
+FORMAT = "ecinn-2"
+_FORMAT_1_NAMES = {
+    "experiment": "recipe",
+    "refinement": "finetuning",
+    "averaging": "ema_decay",
+    "teaching": "distillation_weight",
+    "descent": "sgd",
+    "reached_q_verified": "reached_q_corrected",
+    "passes_verified": "passes_corrected",
+}
+"""What "ecinn-1", the format of the shipped files, calls the same things."""
 SHIPPED = ASSETS / "models"
 _SUFFIX = ".safetensors"
 
@@ -30,11 +40,11 @@ _SUFFIX = ".safetensors"
 class Checkpoint:
     """A trained classifier with all that explaining with it needs."""
 
-    experiment: Experiment
+    recipe: Recipe
     classifier: GenerativeClassifier
     mu_bar: Float[Tensor, "classes dim"]
     """Means of the clean training images' latents, grouped by predicted class."""
-    typicality: Typicality
+    ood: OODDetector
     """What is usual of the training images."""
     class_names: tuple[str, ...]
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -44,7 +54,7 @@ class Checkpoint:
     @property
     def typical(self) -> tuple[float, float]:
         """Between these log p(x) lie 99.8 % of the training images."""
-        return self.typicality.log_p
+        return self.ood.log_p
 
 
 def shipped_models() -> list[str]:
@@ -53,15 +63,15 @@ def shipped_models() -> list[str]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write it at once or not at all, the weights rounded as the experiment says."""
-    packed = pack(checkpoint.classifier.state_dict(), checkpoint.experiment.stored_bits)
+    """Write it at once or not at all, the weights rounded as the recipe says."""
+    packed = pack(checkpoint.classifier.state_dict(), checkpoint.recipe.stored_bits)
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
     tensors["mu_bar"] = checkpoint.mu_bar
-    usual, limits = _pack_typicality(checkpoint.typicality)
+    usual, limits = _pack_ood(checkpoint.ood)
     tensors |= usual
     about = {
-        "experiment": dataclasses.asdict(checkpoint.experiment),
-        "typical": checkpoint.typicality.log_p,
+        "recipe": dataclasses.asdict(checkpoint.recipe),
+        "typical": checkpoint.ood.log_p,
         "typical_limits": limits,
         "class_names": checkpoint.class_names,
         "metrics": checkpoint.metrics,
@@ -75,9 +85,9 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
     path = _find(name_or_path)
     tensors, about = read_tensors(path)
     try:
-        experiment = _rebuild(Experiment, about["experiment"])
-        assert isinstance(experiment, Experiment)
-        classifier = GenerativeClassifier(experiment.architecture)
+        recipe = _rebuild(Recipe, about["recipe"])
+        assert isinstance(recipe, Recipe)
+        classifier = GenerativeClassifier(recipe.architecture)
         packed = {
             name.removeprefix("classifier."): value
             for name, value in tensors.items()
@@ -88,10 +98,10 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
         if mu_bar.shape != classifier.mu.shape:
             raise RuntimeError("mu_bar and mu differ in shape")
         return Checkpoint(
-            experiment,
+            recipe,
             classifier.eval().requires_grad_(requires_grad=False),
             mu_bar,
-            _unpack_typicality(tensors, about, experiment.architecture),
+            _unpack_ood(tensors, about, recipe.architecture),
             tuple(about["class_names"]),
             about["metrics"],
             about["training"],
@@ -104,7 +114,7 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
         ) from error
 
 
-def _pack_typicality(usual: Typicality) -> tuple[dict[str, Tensor], dict[str, float]]:
+def _pack_ood(usual: OODDetector) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Its tensors and its limits, where it has any beyond the likelihood's."""
     tensors: dict[str, Tensor] = {}
     limits: dict[str, float] = {}
@@ -117,9 +127,9 @@ def _pack_typicality(usual: Typicality) -> tuple[dict[str, Tensor], dict[str, fl
     return tensors, limits
 
 
-def _unpack_typicality(
+def _unpack_ood(
     tensors: Mapping[str, Tensor], about: Mapping[str, Any], architecture: Architecture
-) -> Typicality:
+) -> OODDetector:
     low, high = about["typical"]
     limits = about.get("typical_limits", {})
     texture = pose = None
@@ -133,7 +143,7 @@ def _unpack_typicality(
         )
     if "pose" in limits:
         pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
-    return Typicality((float(low), float(high)), texture, pose)
+    return OODDetector((float(low), float(high)), texture, pose)
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -170,9 +180,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise InputError(
             f"{path} is damaged or not a safetensors file ({error}); fetch or train it again"
         ) from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in ("ecinn-1", FORMAT):
         raise InputError(f"{path} was not written by `ecinn train` (format {FORMAT} is expected)")
-    return tensors, json.loads(metadata["about"])
+    about = json.loads(metadata["about"])
+    return tensors, about if metadata["format"] == FORMAT else _renamed(about)
+
+
+def _renamed(value: Any) -> Any:  # noqa: ANN401
+    """Use this format's names in what the first format wrote."""
+    if isinstance(value, dict):
+        return {_FORMAT_1_NAMES.get(name, name): _renamed(item) for name, item in value.items()}
+    return [_renamed(item) for item in value] if isinstance(value, list) else value
 
 
 def _rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401

@@ -65,7 +65,7 @@ class Pose(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Typicality:
+class OODDetector:
     """What is usual of the training images."""
 
     log_p: tuple[float, float]
@@ -73,7 +73,7 @@ class Typicality:
     texture: Texture | None = None
     pose: Pose | None = None
 
-    def unlike(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 3"]:
+    def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 3"]:
         """For every one of `REASONS`, whether it calls an image unlike those of the training."""
         low, high = self.log_p
         texture = pose = torch.zeros_like(log_p, dtype=torch.bool)
@@ -83,7 +83,7 @@ class Typicality:
             pose = self.pose.score(z) < self.pose.limit
         return torch.stack([(log_p < low) | (log_p > high), texture, pose], 1)
 
-    def to(self, device: torch.device) -> "Typicality":
+    def to(self, device: torch.device) -> "OODDetector":
         """The same on another device."""
         texture, pose = self.texture, self.pose
         if texture is not None:
@@ -95,7 +95,7 @@ class Typicality:
             )
         if pose is not None:
             pose = Pose(pose.weight.to(device), pose.limit)
-        return Typicality(self.log_p, texture, pose)
+        return OODDetector(self.log_p, texture, pose)
 
 
 def fit_log_p(log_p: PerImage) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from ecinn.flow.network import Architecture, Stage
 
 
 @dataclass(frozen=True)
-class Refinement:
+class FineTuning:
     """A second stage of training whose loss looks at counterfactuals too. Ours, not the paper's.
 
     Half of a batch goes to α₁ of a random class, half to a random confidence, and to the loss of
@@ -26,15 +26,15 @@ class Refinement:
     realism: float
     """−D(x̂, q): a critic, trained beside, cannot tell x̂ from real images of q."""
     learning_rate: float = 1e-3
-    averaging: float = 0.998
+    ema_decay: float = 0.998
     critic_learning_rate: float = 4e-4
     gradient_penalty: float = 0.1
     """Of the critic on real images, which keeps it smooth."""
 
 
 @dataclass(frozen=True)
-class GradientDescent:
-    """Stochastic gradient descent with momentum, as IB-INN and the paper use it."""
+class SGD:
+    """Stochastic gradient sgd with momentum, as IB-INN and the paper use it."""
 
     milestones: tuple[int, ...]
     """Epochs after which the learning rate falls to a tenth."""
@@ -45,7 +45,7 @@ class GradientDescent:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Recipe:
     """All that is needed to train one model again."""
 
     name: str
@@ -64,22 +64,22 @@ class Experiment:
     epochs: int = 60
     batch_size: int = 256
     learning_rate: float = 2e-3
-    """Peak of a cosine after a linear warm-up; of gradient descent the first one."""
+    """Peak of a cosine after a linear warm-up; of gradient sgd the first one."""
     warm_up: float = 0.1
     """Share of all steps."""
-    descent: GradientDescent | None = None
+    sgd: SGD | None = None
     """What to train with instead of AdamW and a cosine."""
     weight_decay: float = 1e-4
     gradient_clip: float = 8.0
-    averaging: float = 0.999
+    ema_decay: float = 0.999
     """Decay of the exponential moving average whose weights are kept; 0 keeps the last weights."""
     attribute_weight: float = 0.0
     """Of reading all attributes of an image linearly from its latent (mean cross-entropy):
     what else is known of the training images keeps the network from learning them by heart."""
-    teaching: float = 0.0
+    distillation_weight: float = 0.0
     """Share of a teacher's answer in what is learned, of the class and of all attributes; the
     rest is what the labels say."""
-    refinement: Refinement | None = None
+    finetuning: FineTuning | None = None
     """The second stage, if there is one."""
     half_precision: bool = True
     """Whether subnets run in bfloat16 while they are trained on a GPU."""
@@ -101,7 +101,7 @@ class Experiment:
         return load_dataset(self.dataset, split, folder, observe=observe)
 
 
-MNIST = Experiment(
+MNIST = Recipe(
     name="mnist",
     dataset="mnist",
     architecture=Architecture(
@@ -126,12 +126,12 @@ MNIST = Experiment(
     augmentation=Augmentation(shift=1.5, rotate=10.0, scale=0.1, shear=0.1, share=0.5),
     epochs=50,
     weight_decay=1e-2,
-    # Ours; what each term does is measured in docs/refinement.md.
-    refinement=Refinement(epochs=7, proximity=4.5, faithfulness=4.0, realism=0.18),
+    # Ours; what each term does is measured in docs/finetuning.md.
+    finetuning=FineTuning(epochs=7, proximity=4.5, faithfulness=4.0, realism=0.18),
     digits=True,
 )
 
-MNIST_PAPER = Experiment(
+MNIST_PAPER = Recipe(
     # The paper's recipe as a control. What still differs from the authors' code:
     # - downsampling: one subnet, which changes half of the channels, where IB-INN has two; its
     #   first convolution has the stride, there the second; log-scales are clamp·tanh(0.1 s)
@@ -173,10 +173,10 @@ MNIST_PAPER = Experiment(
     batch_size=128,  # IB-INN
     learning_rate=0.07,  # paper
     # Milestone: paper. Momentum, and means that learn three times as fast without it: IB-INN.
-    descent=GradientDescent(milestones=(50,), momentum=0.9, means_rate=3.0),
+    sgd=SGD(milestones=(50,), momentum=0.9, means_rate=3.0),
     weight_decay=1e-4,  # IB-INN: of all weights but the means
     gradient_clip=8.0,  # IB-INN
-    averaging=0.0,  # IB-INN: none
+    ema_decay=0.0,  # IB-INN: none
     half_precision=False,  # IB-INN
     stored_bits=32,  # ours: BatchNorm's statistics may leave the range of 16 bits
     digits=True,
@@ -187,10 +187,10 @@ MNIST_BETA = replace(
     MNIST,
     name="mnist-beta",
     epochs=12,
-    refinement=None,
+    finetuning=None,
 )
 
-FAKE_MNIST = Experiment(
+FAKE_MNIST = Recipe(
     name="fakemnist",
     dataset="fakemnist",
     architecture=replace(
@@ -206,10 +206,10 @@ FAKE_MNIST = Experiment(
     # Images must not be moved: the dot would say another class.
     epochs=10,
     weight_decay=1e-2,
-    refinement=Refinement(epochs=6, proximity=30.0, faithfulness=2.0, realism=0.25),
+    finetuning=FineTuning(epochs=6, proximity=30.0, faithfulness=2.0, realism=0.25),
 )
 
-CELEBA_ATTRIBUTES = Experiment(
+CELEBA_ATTRIBUTES = Recipe(
     # What the four models of faces begin with: its layers know all forty attributes.
     name="celeba-attributes",
     dataset="celeba/Smiling",
@@ -255,8 +255,8 @@ CELEBA_TAUGHT = replace(
     learning_rate=1e-3,
     warm_up=0.1,
     attribute_weight=8.0,
-    averaging=0.998,
-    teaching=0.8,
+    ema_decay=0.998,
+    distillation_weight=0.8,
 )
 
 CELEBA = tuple(
@@ -266,7 +266,7 @@ CELEBA = tuple(
         dataset=f"celeba/{attribute}",
         epochs=10,
         learning_rate=7e-4,
-        refinement=Refinement(
+        finetuning=FineTuning(
             epochs=4, proximity=12.0, faithfulness=2.0, realism=0.1, learning_rate=5e-4
         ),
     )
@@ -278,9 +278,9 @@ CELEBA = tuple(
     }.items()
 )
 
-EXPERIMENTS: Mapping[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in [
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in [
         MNIST,
         MNIST_PAPER,
         MNIST_BETA,
@@ -292,8 +292,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 
-def find_experiment(name: str) -> Experiment:
-    """The experiment of that name."""
-    if name not in EXPERIMENTS:
-        raise InputError(f"no experiment is called {name!r}; there are: {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        raise InputError(f"no recipe is called {name!r}; there are: {', '.join(RECIPES)}")
+    return RECIPES[name]

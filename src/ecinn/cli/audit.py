@@ -46,14 +46,14 @@ def audit(
     page = out_file or Path(f"{_name(model)}-audit.html")
     if page.is_dir():
         raise InputError(f"{page} is a folder: give a file's name to --out")
-    data = load_images(loaded.checkpoint.experiment.dataset, split.value, celeba)
+    data = load_images(loaded.checkpoint.recipe.dataset, split.value, celeba)
     output_folder(page.parent)
     with bars() as observe:
         result = audit_model(
             loaded, data, others=compared, n=n, seed=seed, split=split.value, observe=observe
         )
     compared_with = "".join(f" --with {name}" for name in compared)
-    faces = " --celeba DIR" if loaded.checkpoint.experiment.dataset.startswith("celeba/") else ""
+    faces = " --celeba DIR" if loaded.checkpoint.recipe.dataset.startswith("celeba/") else ""
     command = (
         f"ecinn audit {_name(model)}{compared_with} --split {split.value} --n {n} --seed {seed}"
     )

@@ -65,7 +65,7 @@ def authors_benchmark(
     benchmarks = {name: load_authors(data, name) for name in names}
     models = {name: load(given, chosen) for name, given in names.items()}
     for name, dataset in DATASETS.items():
-        if models[name].checkpoint.experiment.dataset != dataset:
+        if models[name].checkpoint.recipe.dataset != dataset:
             raise InputError(f"{names[name]} is no model of {dataset}: give one that is")
     autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
     judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
@@ -128,9 +128,9 @@ def counterfactuals_benchmark(
     asked = [name.strip() for name in methods.split(",") if name.strip()]
     require_known(asked)
     explainer = load(model, device_name(device))
-    experiment = explainer.checkpoint.experiment
-    judges = find_judges(judges_name, experiment.dataset).to(explainer.device)
-    data = experiment.load("test")
+    recipe = explainer.checkpoint.recipe
+    judges = find_judges(judges_name, recipe.dataset).to(explainer.device)
+    data = recipe.load("test")
     if not 2 <= n <= len(data):
         raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
     folder = output_folder(out_dir)
@@ -139,12 +139,12 @@ def counterfactuals_benchmark(
     command += f" --candidates {candidates}" if candidates is not None else ""
     command += f" --judges {judges_name}" if judges_name is not None else ""
     record = provenance(command, explainer, judges)
-    stem = f"counterfactuals-{experiment.name}"
+    stem = f"counterfactuals-{recipe.name}"
     picture = functools.partial(
         sheet,
         judges=judges,
         class_names=explainer.class_names,
-        cue=CUES.get(experiment.dataset),
+        cue=CUES.get(recipe.dataset),
     )
 
     def keep(so_far: SideBySide, pairs: Pairs, made: Mapping[str, Made]) -> None:
@@ -163,7 +163,7 @@ def counterfactuals_benchmark(
             data,
             judges,
             asked,
-            lambda: experiment.load("train").first(candidates),
+            lambda: recipe.load("train").first(candidates),
             n=n,
             seed=seed,
             observe=observe,
@@ -193,7 +193,7 @@ def consistency_benchmark(
     """Ask for confidences of .05 to .95 and compare with what the stored image gets."""
     explainer = load(model, device_name(device))
     pair = _two_classes(classes, explainer.class_names)
-    data = load_images(explainer.checkpoint.experiment.dataset, "test", celeba)
+    data = load_images(explainer.checkpoint.recipe.dataset, "test", celeba)
     folder = output_folder(out_dir)
     with bars() as observe:
         result = measure_consistency(
@@ -207,7 +207,7 @@ def consistency_benchmark(
     command = f"ecinn benchmark consistency --model {model} --classes {classes} --n {n}"
     record = provenance(f"{command} --seed {seed}", explainer)
     laid_out = tables.consistency_tables(result)
-    stem = f"consistency-{explainer.checkpoint.experiment.name}"
+    stem = f"consistency-{explainer.checkpoint.recipe.name}"
     write_json(folder / f"{stem}.json", {"record": record, **jsonable(result)})
     title = f"Confidence consistency: {model}"
     write_text(folder / f"{stem}.md", tables.document(title, laid_out, record))

@@ -49,11 +49,11 @@ def faces_benchmark(
     names = [name.strip() for name in models.split(",") if name.strip()]
     loaded = {name: load(name, chosen) for name in names}
     for name, model in loaded.items():
-        if not model.checkpoint.experiment.dataset.startswith("celeba/"):
+        if not model.checkpoint.recipe.dataset.startswith("celeba/"):
             raise InputError(f"{name} is no model of faces: leave it out")
-    labels = [model.checkpoint.experiment.name for model in loaded.values()]
+    labels = [model.checkpoint.recipe.name for model in loaded.values()]
     if len(set(labels)) < len(labels):
-        raise InputError("two of these are the same experiment: measure them one by one")
+        raise InputError("two of these are the same recipe: measure them one by one")
     others = {name: _inception_error(inception, model) for name, model in loaded.items()}
     networks = {name: _inception(inception, model) for name, model in loaded.items()}
     folder = output_folder(out_dir)
@@ -64,8 +64,8 @@ def faces_benchmark(
     record: dict[str, Any] = {}
     pages: list[str] = []
     for name, model in loaded.items():
-        data = load_images(model.checkpoint.experiment.dataset, "test", celeba).first(limit)
-        label = model.checkpoint.experiment.name
+        data = load_images(model.checkpoint.recipe.dataset, "test", celeba).first(limit)
+        label = model.checkpoint.recipe.name
         with bars() as observe:
             result, sheets = measure_faces(
                 model,
@@ -102,7 +102,7 @@ def _tables(results: Mapping[str, FaceResult]) -> list[tables.Table]:
 
 
 def _attribute(model: Model) -> str:
-    return model.checkpoint.experiment.dataset.partition("/")[2]
+    return model.checkpoint.recipe.dataset.partition("/")[2]
 
 
 def _inception(folder: Path | None, model: Model) -> nn.Module | None:

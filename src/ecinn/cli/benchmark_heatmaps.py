@@ -69,7 +69,7 @@ def heatmaps_benchmark(
     asked = require_methods([name.strip() for name in methods.split(",") if name.strip()])
     explainer = load(model, device_name(device))
     network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
-    dataset = explainer.checkpoint.experiment.dataset
+    dataset = explainer.checkpoint.recipe.dataset
     data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
     if not 2 <= n <= len(data):
         raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
@@ -82,7 +82,7 @@ def heatmaps_benchmark(
     record["baseline"] = baseline.value
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}
-    stem = f"heatmaps-{explainer.checkpoint.experiment.name}"
+    stem = f"heatmaps-{explainer.checkpoint.recipe.name}"
     paths = [folder / f"{stem}{end}" for end in (".md", ".json", ".webp")]
 
     def keep(so_far: HeatmapBenchmark, *, complete: bool = False) -> None:

@@ -53,7 +53,7 @@ def rounding_benchmark(
     for name in models:
         model = load(name, chosen)
         require_rounded(model)
-        label = model.checkpoint.experiment.name
+        label = model.checkpoint.recipe.name
         if label in loaded:
             raise InputError(f"{label} is given twice: measure one at a time")
         loaded[label] = model
@@ -73,7 +73,7 @@ def rounding_benchmark(
     results: dict[str, RoundingCost] = {}
     record: dict[str, Any] = {}
     for label, model in loaded.items():
-        images = load_images(model.checkpoint.experiment.dataset, split.value, celeba)
+        images = load_images(model.checkpoint.recipe.dataset, split.value, celeba)
         with bars() as observe:
             results[label] = measure_rounding(
                 model,
@@ -97,7 +97,7 @@ def rounding_benchmark(
 
 
 def _of_faces(model: Model) -> bool:
-    return model.checkpoint.experiment.dataset.startswith("celeba/")
+    return model.checkpoint.recipe.dataset.startswith("celeba/")
 
 
 def _unrounded(files: list[str], models: Mapping[str, Model], device: str) -> dict[str, Model]:
@@ -105,7 +105,7 @@ def _unrounded(files: list[str], models: Mapping[str, Model], device: str) -> di
     found: dict[str, Model] = {}
     for file in files:
         model = load(file, device)
-        bits = model.checkpoint.experiment.stored_bits
+        bits = model.checkpoint.recipe.stored_bits
         if bits != 32:
             raise InputError(
                 f"{Path(file).name} is itself stored with {bits} bits: --unrounded is what "

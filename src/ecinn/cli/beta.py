@@ -10,7 +10,7 @@ import torch
 import typer
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.progress import bars, load_images, training_bar
 from ecinn.data.dataset import Dataset
@@ -73,15 +73,13 @@ def _earlier(
     """Models of other β that lie there finished: they stay in the results."""
     found = []
     for path in sorted(out_dir.glob(f"beta-*/{training.MODEL_FILE}")):
-        value = load_checkpoint(path).experiment.beta
+        value = load_checkpoint(path).recipe.beta
         if value not in asked:
             found.append(_finished(path.parent, beta_models.settings(value, epochs), train, test))
     return [model for model in found if model is not None]
 
 
-def _finished(
-    folder: Path, settings: Experiment, train: Dataset, test: Dataset
-) -> Checkpoint | None:
+def _finished(folder: Path, settings: Recipe, train: Dataset, test: Dataset) -> Checkpoint | None:
     """The model that an earlier run trained and measured there."""
     path = folder / training.MODEL_FILE
     if not path.is_file():
@@ -90,13 +88,13 @@ def _finished(
     if not model.metrics.keys() >= beta_models.MEASURED:
         return None
     images = (model.training["training_images"], model.metrics["n"])
-    if model.experiment != settings or images != (len(train), len(test)):
+    if model.recipe != settings or images != (len(train), len(test)):
         raise InputError(f"{path} was trained with other settings: choose another folder")
     return model
 
 
 def _train(
-    settings: Experiment,
+    settings: Recipe,
     train: Dataset,
     test: Dataset,
     jury: beta_models.Jury,
@@ -128,7 +126,7 @@ def _train(
 def _say(model: Checkpoint) -> None:
     metrics = model.metrics
     out.print(
-        f"β = {model.experiment.beta:g}: {100 * (1 - metrics['error']):.2f} % right, "
+        f"β = {model.recipe.beta:g}: {100 * (1 - metrics['error']):.2f} % right, "
         f"{metrics['bits_per_dim']:.3f} bits/dim, {100 * metrics['reached_q']:.2f} % reach q, "
         f"the oracle reads q in {metrics['convinced']} of {metrics['judged']}, "
         f"Fréchet distance {metrics['frechet']:.2f}"

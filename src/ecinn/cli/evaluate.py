@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
     loaded = load(model, device_name(device))
-    data = load_images(loaded.checkpoint.experiment.dataset, split.value, celeba).first(limit)
+    data = load_images(loaded.checkpoint.recipe.dataset, split.value, celeba).first(limit)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(data))
         result = evaluate_model(
@@ -55,14 +55,14 @@ def print_evaluation(metrics: Any) -> None:  # noqa: ANN401
         share = name in (
             "error",
             "reached_q",
-            "reached_q_verified",
+            "reached_q_corrected",
             "tipping_third_class",
             "typical",
         )
         shown = f"{100 * value:.2f} %" if share else value
         if name.startswith("bits_per_dim"):
             shown = f"{value:.3f}"
-        if name == "passes_verified":
+        if name == "passes_corrected":
             shown = f"{value:.6g}"
         if name == "round_trip_error":
             shown = f"{value:.1e}"

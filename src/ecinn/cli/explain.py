@@ -45,14 +45,14 @@ def explain(
     confidence: Annotated[
         float | None, typer.Option(help="How sure of the target, above 0 and below 1.")
     ] = None,
-    verified: Annotated[
-        bool, typer.Option("--verified", help="Correct what is not read as was asked.")
+    correct: Annotated[
+        bool, typer.Option("--correct", help="Correct what is not read as was asked.")
     ] = False,
     film: Annotated[
         Film | None, typer.Option(help="Also the way there: a film, and a plot of every class.")
     ] = None,
     frames: Annotated[int, typer.Option(min=2, max=200, help="Of a film.")] = 24,
-    verify: Annotated[
+    check: Annotated[
         bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
     ] = True,
     celeba: CelebA = None,
@@ -60,8 +60,8 @@ def explain(
     json_output: Json = False,
 ) -> None:
     """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
-    if verified and not verify:
-        raise InputError("--verified reads the stored images, --no-verify does not: leave one out")
+    if correct and not check:
+        raise InputError("--correct reads the stored images, --no-check does not: leave one out")
     explainer = load(model, device_name(device))
     inputs, failures = _inputs(explainer, images or [], sample or [], celeba)
     if not inputs and not failures:
@@ -75,9 +75,9 @@ def explain(
                 pixels,
                 targets,
                 confidence=confidence,
-                alphas=None if film is None else frames,
-                verify=verify,
-                verified=verified,
+                path=None if film is None else frames,
+                check=check,
+                correct=correct,
             )
             explained.append((name, notes, result))
         except InputError as error:
@@ -115,7 +115,7 @@ def _inputs(
         taken.add(name)
         inputs.append((name, to_pixels(photograph.image[None]), list(photograph.notes)))
     if samples:
-        data = load_images(model.checkpoint.experiment.dataset, "test", celeba)
+        data = load_images(model.checkpoint.recipe.dataset, "test", celeba)
         for index in samples:
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")
@@ -158,8 +158,8 @@ def _describe(report: dict[str, Any]) -> None:
     out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({percent(share)})", end="")
     remarks = "; ".join(report["notes"])
     out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
-    if report["unlike"]:
-        why = ", ".join(IN_WORDS[reason] for reason in report["unlike"])
+    if report["out_of_distribution"]:
+        why = ", ".join(IN_WORDS[reason] for reason in report["out_of_distribution"])
         out.print(f"  [yellow]unlike the training images ({why}): take it with caution[/]")
     for target in report["targets"]:
         convincing = target["convincing"]
@@ -176,7 +176,7 @@ def _describe(report: dict[str, Any]) -> None:
             missed = f"read as {convincing['winner']}: not as asked"
         if not target["as_asked"]:
             untried = target["reachable"] and not target["corrections"]
-            verdict += f", {missed}" + (" (try --verified)" if untried else "")
+            verdict += f", {missed}" + (" (try --correct)" if untried else "")
         asides = [f"at the tipping point {third} wins"] if third else []
         if not target["reachable"]:
             asides.append(f"{100 * target['highest']:.1f} % is the highest on this line")

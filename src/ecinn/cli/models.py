@@ -57,10 +57,10 @@ def _list(*, json_output: bool) -> None:
         rows.append(
             {
                 "name": name,
-                "data": checkpoint.experiment.dataset,
+                "data": checkpoint.recipe.dataset,
                 "classes": list(checkpoint.class_names),
                 "bytes": _file(name).stat().st_size,
-                "beta": checkpoint.experiment.beta,
+                "beta": checkpoint.recipe.beta,
                 "metrics": dict(checkpoint.metrics),
             }
         )

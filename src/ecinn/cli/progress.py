@@ -1,4 +1,4 @@
-"""Bars for work that takes a while, and the images of an experiment read under one."""
+"""Bars for work that takes a while, and the images of an recipe read under one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import EXPERIMENTS, Experiment, Refinement, find_experiment
+from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe, find_recipe
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.evaluate import print_evaluation
 from ecinn.cli.progress import CelebA, load_images
@@ -21,14 +21,14 @@ from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
 from ecinn.model import Model
 from ecinn.training import loop as training
-from ecinn.training.averaging import mix
 from ecinn.training.evaluation import evaluate as evaluate_model
 from ecinn.training.teacher_training import load_teacher
+from ecinn.training.weight_averaging import mix
 
 
 @app.command()
 def train(
-    experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for state and model.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
     start: Annotated[
@@ -61,7 +61,7 @@ def train(
         Path | None,
         typer.Option(help="What `ecinn teacher` wrote, to learn from."),
     ] = None,
-    teaching: Annotated[
+    distillation_weight: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Share of the teacher's answer.")
     ] = None,
     celeba: CelebA = None,
@@ -70,16 +70,16 @@ def train(
 ) -> None:
     """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
     settings = _changed(
-        find_experiment(experiment),
+        find_recipe(recipe),
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=learning_rate,
         beta=beta,
-        teaching=teaching,
+        distillation_weight=distillation_weight,
     )
-    if settings.refinement is not None:
-        refinement = _changed(
-            settings.refinement,
+    if settings.finetuning is not None:
+        finetuning = _changed(
+            settings.finetuning,
             epochs=refine_epochs,
             learning_rate=refine_learning_rate,
             proximity=proximity,
@@ -87,16 +87,16 @@ def train(
             realism=realism,
         )
         settings = dataclasses.replace(
-            settings, refinement=refinement if refinement.epochs else None
+            settings, finetuning=finetuning if finetuning.epochs else None
         )
     elif any(
         given is not None
         for given in (refine_epochs, refine_learning_rate, proximity, faithfulness, realism)
     ):
-        raise InputError(f"{experiment} has no second stage: leave its options out")
+        raise InputError(f"{recipe} has no second stage: leave its options out")
     if start is not None and resume:
         raise InputError("--from begins a run, --resume goes on with one: leave one out")
-    if start is not None and settings.refinement is None:
+    if start is not None and settings.finetuning is None:
         raise InputError("--from takes the place of the first stage: there must be a second")
     if start is not None and layers_of is not None:
         raise InputError("--start begins the first stage, --from leaves it out: choose one")
@@ -127,7 +127,7 @@ def train(
     err.print(f"measuring on {len(test):,} test images …")
     checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
     record = {
-        "command": f"ecinn train {experiment} --out DIR{_given(start, layers_of, teacher)}",
+        "command": f"ecinn train {recipe} --out DIR{_given(start, layers_of, teacher)}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
@@ -156,10 +156,10 @@ def mix_models(
         raise InputError(f"{out_file} is a folder: --out names the file to write")
     output_folder(out_file.parent)
     one, other = load_checkpoint(first), load_checkpoint(second)
-    data = load_images(one.experiment.dataset, "train", celeba)
+    data = load_images(one.recipe.dataset, "train", celeba)
     err.print(f"measuring class means on {len(data):,} training images, then all test images …")
     checkpoint = mix(one, other, share, data, chosen)
-    test = load_images(one.experiment.dataset, "test", celeba)
+    test = load_images(one.recipe.dataset, "test", celeba)
     _measure_and_save(checkpoint, test, out_file, chosen)
 
 
@@ -176,7 +176,7 @@ def _measure_and_save(
     return checkpoint
 
 
-Settings = TypeVar("Settings", Experiment, Refinement)
+Settings = TypeVar("Settings", Recipe, FineTuning)
 
 
 def _changed(settings: Settings, **changes: Any) -> Settings:  # noqa: ANN401

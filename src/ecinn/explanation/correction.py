@@ -44,7 +44,7 @@ class Ends:
         return self.posterior if self.stored_posterior is None else self.stored_posterior
 
 
-def correct(
+def correct_alpha(
     classifier: InvertibleClassifier,
     line: Line,
     ends: Ends,

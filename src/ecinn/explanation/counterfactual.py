@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct, shortfall, stored_posterior
+from ecinn.explanation.correction import Ends, Line, correct_alpha, shortfall, stored_posterior
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Certificate, Explanation, Images, PerPair
@@ -107,20 +107,20 @@ def explain(
     target: Targets,
     *,
     confidence: float | None = None,
-    alphas: int | Sequence[float] | None = None,
-    verify: bool = True,
-    verified: bool = False,
-    typicality: Typicality | None = None,
+    path: int | Sequence[float] | None = None,
+    check: bool = True,
+    correct: bool = False,
+    ood: OODDetector | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
 
     Args:
         confidence: the convincing counterfactual is where p(q) is this, instead of at α₁.
-        alphas: also give the path: at these α, or at so many from x to the convincing one.
-        verify: encode the stored 8-bit images once more, so that certificates speak of them.
-        verified: and where a stored image is not read as was asked, correct α and try again.
-        typicality: what is usual of the training images, so that others can be told.
+        path: also give the path: at these α, or at so many from x to the convincing one.
+        check: encode the stored 8-bit images once more, so that certificates speak of them.
+        correct: and where a stored image is not read as was asked, correct α and try again.
+        ood: what is usual of the training images, so that others can be told.
     """
     if confidence is not None and not (isinstance(confidence, float) and 0 < confidence < 1):
         raise InputError(f"a confidence lies above 0 and below 1 (0.9 is 90 %), not {confidence}")
@@ -141,23 +141,23 @@ def explain(
     alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
     if confidence is not None:
         alpha, reachable = equations.confident_alpha(z_line, delta, mu, q, confidence)
-    steps = _steps(alphas, alpha)
+    steps = _steps(path, alpha)
     line = Line(z_line, delta, q)
     every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
-    check = verify or verified
-    again, (x_hat, posterior, stored) = _decode(classifier, z, line, every_alpha, verify=check)
+    check = check or correct
+    again, (x_hat, posterior, stored) = _decode(classifier, z, line, every_alpha, check=check)
 
     end = Ends(alpha, x_hat[:, :, 1], posterior[:, :, 1], _at(stored, 1), torch.zeros_like(q))
-    path = Points(
+    points = Points(
         x_hat[:, :, 2:], posterior[:, :, 2:], None if stored is None else stored[:, :, 2:]
     )
     passes = 3 if check else 2
-    if verified:
-        end = correct(classifier, line, end, confidence, reachable)
-        if isinstance(alphas, int) and bool(end.corrections.any()):
+    if correct:
+        end = correct_alpha(classifier, line, end, confidence, reachable)
+        if isinstance(path, int) and bool(end.corrections.any()):
             # The way ends elsewhere now.
-            steps = _steps(alphas, end.alpha)
-            _, path = _decode(classifier, z[:0], line, steps, verify=True)
+            steps = _steps(path, end.alpha)
+            _, points = _decode(classifier, z[:0], line, steps, check=True)
             passes += 2
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
     tipping_point = x_hat[:, :, 0]
@@ -177,11 +177,11 @@ def explain(
         convincing_certificate=Certificate(
             end.posterior, end.stored_posterior, clamped_share(end.image), q
         ),
-        path=None if alphas is None else CounterfactualPath(steps, *path, p, q, names),
+        path=None if path is None else CounterfactualPath(steps, *points, p, q, names),
         third_class=_third_class(posterior[:, :, 0], from_class, q),
         round_trip_error=(again - x).abs().flatten(1).amax(1),
         log_p=log_p,
-        unlike=None if typicality is None else typicality.unlike(z, z - mu_bar[p], log_p),
+        out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
         as_asked=shortfall(end.verdict, q, confidence) == 0,
@@ -225,7 +225,7 @@ def _decode(
     line: Line,
     alpha: PerPairSteps,
     *,
-    verify: bool,
+    check: bool,
 ) -> tuple[Tensor, Points]:
     """z and all the points z + αΔ, decoded in one call; verified in another."""
     places = (*alpha.shape, -1)
@@ -235,7 +235,7 @@ def _decode(
     decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
     x_hat = decoded[len(z) :]
     posterior = equations.log_posterior(z_hat, classifier.mu).exp()
-    stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if verify else None
+    stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if check else None
     image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
     return decoded[: len(z)], Points(image, posterior, stored)
 

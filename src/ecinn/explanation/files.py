@@ -55,7 +55,7 @@ def write_report(
         "posterior": _posterior(e, e.posterior[0]),
         "log_p": float(e.log_p[0]),
         "typical": None if e.typical is None else bool(e.typical[0]),
-        "unlike": list(e.reasons(0)),
+        "out_of_distribution": list(e.reasons(0)),
         "round_trip_error": float(e.round_trip_error[0]),
         "confidence": e.confidence,
         "passes": e.passes,

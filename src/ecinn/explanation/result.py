@@ -89,7 +89,7 @@ class Explanation:
     """max |x − f⁻¹(f(x))| in pixels of [0, 1]."""
     log_p: Float[Tensor, " batch"]
     """log p(x) of the input, pixels in [0, 1]."""
-    unlike: Bool[Tensor, "batch reasons"] | None
+    out_of_distribution: Bool[Tensor, "batch reasons"] | None
     """For every one of `REASONS`, whether it calls the input unlike the training images; None if
     what they are like is not known."""
     confidence: float | None
@@ -111,13 +111,15 @@ class Explanation:
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:
         """Whether the input is like nearly all training images."""
-        return None if self.unlike is None else ~self.unlike.any(1)
+        return None if self.out_of_distribution is None else ~self.out_of_distribution.any(1)
 
     def reasons(self, row: int) -> tuple[str, ...]:
         """What makes an input unlike the training images."""
-        if self.unlike is None:
+        if self.out_of_distribution is None:
             return ()
-        return tuple(r for r, yes in zip(REASONS, self.unlike[row], strict=True) if yes)
+        return tuple(
+            r for r, yes in zip(REASONS, self.out_of_distribution[row], strict=True) if yes
+        )
 
     @property
     def heatmap(self) -> PerPairImages:

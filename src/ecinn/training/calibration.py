@@ -12,14 +12,14 @@ from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import (
     FITTED,
-    Typicality,
+    OODDetector,
     band_energies,
     fit_log_p,
     fit_pose,
     fit_texture,
 )
 from ecinn.classifier.quantisation import stored_precision
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.data.misplaced import misplace
 from ecinn.explanation.counterfactual import class_means
@@ -30,7 +30,7 @@ from ecinn.pixels import to_pixels
 
 @torch.no_grad()
 def finish(
-    experiment: Experiment,
+    recipe: Recipe,
     data: Dataset,
     weights: Mapping[str, Tensor],
     device: torch.device,
@@ -38,32 +38,32 @@ def finish(
 ) -> Checkpoint:
     """Measure what explanations need on the clean training images: μ, μ̄ and what is usual."""
     # On weights as they will be stored, so that what is measured is what is loaded.
-    classifier = GenerativeClassifier(experiment.architecture).to(device).eval()
-    classifier.load_state_dict(stored_precision(weights, experiment.stored_bits))
+    classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
+    classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
     z, log_det = _encode(classifier, data.images, device)
-    if experiment.means_label_smoothing is not None:
-        classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, experiment))
+    if recipe.means_label_smoothing is not None:
+        classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, recipe))
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     mu_bar = class_means(z.split(500), classifier.mu)
-    typicality = Typicality(fit_log_p(log_p))
-    frequency = latent_frequencies(experiment.architecture)
+    ood = OODDetector(fit_log_p(log_p))
+    frequency = latent_frequencies(recipe.architecture)
     if frequency is not None:
         predicted = equations.log_posterior(z, classifier.mu).argmax(1)
         frequency = frequency.to(device)
         # In parts: of many images the latents fit once into memory, not three times.
         parts = zip(z.split(500), predicted.split(500), strict=True)
         energies = torch.cat([band_energies(some - mu_bar[p], frequency) for some, p in parts])
-        typicality = replace(typicality, texture=fit_texture(energies, frequency))
-    if experiment.upright:
-        generator = torch.Generator().manual_seed(experiment.seed)
+        ood = replace(ood, texture=fit_texture(energies, frequency))
+    if recipe.upright:
+        generator = torch.Generator().manual_seed(recipe.seed)
         misplaced = misplace(data.images[: min(FITTED, len(data) // 2)], generator)
         pose = fit_pose(z, _encode(classifier, misplaced, device)[0])
-        typicality = replace(typicality, pose=pose)
+        ood = replace(ood, pose=pose)
     return Checkpoint(
-        experiment=experiment,
+        recipe=recipe,
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
-        typicality=typicality.to(torch.device("cpu")),
+        ood=ood.to(torch.device("cpu")),
         class_names=data.class_names,
         training=training,
     )
@@ -87,15 +87,15 @@ def refit_means(
     z: Float[Tensor, "batch dim"],
     labels: Int[Tensor, " batch"],
     mu: Float[Tensor, "classes dim"],
-    experiment: Experiment,
+    recipe: Recipe,
 ) -> Float[Tensor, "classes dim"]:
     """The class means that minimise the training loss on these latents, the network held fixed.
 
     The network learns from noisy images, but images to be explained are clean: their latents
     lie closer together, and means fitted to them separate the classes better.
     """
-    assert experiment.means_label_smoothing is not None
-    label_smoothing = experiment.means_label_smoothing
+    assert recipe.means_label_smoothing is not None
+    label_smoothing = recipe.means_label_smoothing
     fitted = mu.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
     no_jacobian = z.new_zeros(len(z))
@@ -109,7 +109,7 @@ def refit_means(
             equations.smoothed_cross_entropy(
                 equations.log_posterior(z, fitted), labels, label_smoothing
             ),
-            experiment.beta,
+            recipe.beta,
         )
         value.backward()
         return value

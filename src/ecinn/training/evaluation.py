@@ -32,9 +32,9 @@ class Evaluation:
     reached_q: float
     """Share of α₁ counterfactuals whose stored 8-bit image is read as their target: one
     uniformly random target per image."""
-    reached_q_verified: float
+    reached_q_corrected: float
     """The same where α is corrected until the stored image is read as its target."""
-    passes_verified: float
+    passes_corrected: float
     """Network evaluations per counterfactual that this takes: 3, and 2 for every correction."""
     tipping_third_class: float
     """Share of tipping points at which a third class wins over both."""
@@ -58,7 +58,7 @@ def evaluate(
     generator = torch.Generator(model.device).manual_seed(seed)
     errors = reached = reached_verified = corrections = third = typical = 0
     bits = noisy_bits = noise_free_bits = round_trip = 0.0
-    noise = model.checkpoint.experiment.noise
+    noise = model.checkpoint.recipe.noise
     dim = model.classifier.architecture.dim
     offsets = random_offsets(len(data), len(model.class_names), seed)
     for start in range(0, len(data), batch_size):
@@ -72,7 +72,7 @@ def evaluate(
             if noise:
                 noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
-        explanation = model.explain(images, q[:, None], verified=True)
+        explanation = model.explain(images, q[:, None], correct=True)
         errors += int((explanation.p != label).sum())
         # At α₁ only what was not reached is corrected.
         now_reached = explanation.convincing_certificate.reached
@@ -89,7 +89,7 @@ def evaluate(
         observe(min(start + batch_size, len(data)))
     n = len(data)
     return Evaluation(
-        model=model.checkpoint.experiment.name,
+        model=model.checkpoint.recipe.name,
         n=n,
         error=errors / n,
         bits_per_dim=bits / n,
@@ -98,8 +98,8 @@ def evaluate(
             noise_free_bits / n, model.classifier.architecture.pixel_scale
         ),
         reached_q=reached / n,
-        reached_q_verified=reached_verified / n,
-        passes_verified=3 + 2 * corrections / n,
+        reached_q_corrected=reached_verified / n,
+        passes_corrected=3 + 2 * corrections / n,
         tipping_third_class=third / n,
         round_trip_error=round_trip,
         typical=typical / n,

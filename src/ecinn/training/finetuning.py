@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ecinn import equations
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.training.critic import Critic
-from ecinn.training.state import RefinementState
+from ecinn.training.state import FineTuningState
 from ecinn.training.step import BatchLoss, OptimisationStep, schedule
 
 MEANS_FOLLOW = 0.02
@@ -26,29 +26,29 @@ Counterfactuals = Float[Tensor, "some channels height width"]
 Labels = Int[Tensor, " batch"]
 
 
-def second_stage(experiment: Experiment) -> Experiment:
-    """The settings of the second stage, as those of an experiment."""
-    assert experiment.refinement is not None
+def second_stage(recipe: Recipe) -> Recipe:
+    """The settings of the second stage, as those of an recipe."""
+    assert recipe.finetuning is not None
     return dataclasses.replace(
-        experiment,
-        epochs=experiment.refinement.epochs,
-        learning_rate=experiment.refinement.learning_rate,
-        averaging=experiment.refinement.averaging,
+        recipe,
+        epochs=recipe.finetuning.epochs,
+        learning_rate=recipe.finetuning.learning_rate,
+        ema_decay=recipe.finetuning.ema_decay,
     )
 
 
-class RefinementStep(OptimisationStep):
+class FineTuningStep(OptimisationStep):
     """A step of the first stage with the counterfactuals' loss added, and a step of the critic."""
 
     stage = "refining"
     inverts = True
 
     def __init__(
-        self, stage: Experiment, data: Dataset, state: RefinementState, device: torch.device
+        self, stage: Recipe, data: Dataset, state: FineTuningState, device: torch.device
     ) -> None:
         self.refined = state
-        assert stage.refinement is not None
-        self.settings = stage.refinement
+        assert stage.finetuning is not None
+        self.settings = stage.finetuning
         super().__init__(stage, data, state, device)
 
     def _set_mode(self) -> None:
@@ -61,8 +61,8 @@ class RefinementStep(OptimisationStep):
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take a step; the critic slows down with the classifier but starts at once."""
         rate = self.settings.critic_learning_rate
-        if done > self.experiment.warm_up:
-            rate *= schedule(done, self.experiment.warm_up)
+        if done > self.recipe.warm_up:
+            rate *= schedule(done, self.recipe.warm_up)
         for group in self.refined.critic_optimiser.param_groups:
             group["lr"].fill_(rate)
         super().__call__(batch, done, number)

@@ -14,21 +14,21 @@ import torch
 from torch import nn
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import output_folder
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import to_pixels
 from ecinn.training.calibration import finish
-from ecinn.training.finetuning import RefinementStep, second_stage
-from ecinn.training.state import EpochRecord, RefinementState, TrainingState, as_json
+from ecinn.training.finetuning import FineTuningStep, second_stage
+from ecinn.training.state import EpochRecord, FineTuningState, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
 
 State = TypeVar("State", bound=TrainingState)
 
 MODEL_FILE = "model.safetensors"
-STATE_FILES = ("state.safetensors", "refinement.safetensors")
+STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """What each stage can go on from."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
@@ -56,7 +56,7 @@ class Progress:
 
 
 def train(
-    experiment: Experiment,
+    recipe: Recipe,
     data: Dataset,
     folder: Path,
     *,
@@ -73,14 +73,14 @@ def train(
     Args:
         pretrained: a model to take instead of running the first stage.
         start: a model whose layers the first stage begins with, instead of untrained ones.
-        teacher: gives the log-odds of all attributes of images, where the experiment has one.
+        teacher: gives the log-odds of all attributes of images, where the recipe has one.
         save_every: seconds between two saved states; a state is saved at the end of an epoch.
     """
-    _require_fitting(data, experiment)
+    _require_fitting(data, recipe)
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} holds a run already: resume it, or choose another folder")
-    teacher, taught_by = _ready(teacher, experiment, data, device)
+    teacher, taught_by = _ready(teacher, recipe, data, device)
     how = _How(folder, device, resume, observe, save_every, teacher)
     first = folder / FIRST_STAGE_FILE
     if resume and first.exists():
@@ -90,27 +90,27 @@ def train(
         first.unlink(missing_ok=True)
     finished: list[Checkpoint] = []
     if pretrained is None:
-        state = _first_state(experiment, data, start, device)
-        begun = {} if start is None else {"start": start.experiment.name}
+        state = _first_state(recipe, data, start, device)
+        begun = {} if start is None else {"start": start.recipe.name}
         state.origin = begun | taught_by
-        finished = _stage(experiment, data, state, OptimisationStep, STATE_FILES[0], how)
+        finished = _stage(recipe, data, state, OptimisationStep, STATE_FILES[0], how)
         pretrained = finished[0]
     else:
-        _require_same_layers(pretrained, experiment)
+        _require_same_layers(pretrained, recipe)
         finished = [pretrained]
-    if experiment.refinement is not None:
+    if recipe.finetuning is not None:
         save_checkpoint(pretrained, first)
-        stage = second_stage(experiment)
-        refined = RefinementState.refine(pretrained, stage, device, _attributes(stage, data))
+        stage = second_stage(recipe)
+        refined = FineTuningState.refine(pretrained, stage, device, _attributes(stage, data))
         refined.origin = taught_by
-        finished = _stage(stage, data, refined, RefinementStep, STATE_FILES[1], how)
-        first_stage = {"settings": as_json(pretrained.experiment), **pretrained.training}
+        finished = _stage(stage, data, refined, FineTuningStep, STATE_FILES[1], how)
+        first_stage = {"settings": as_json(pretrained.recipe), **pretrained.training}
         # How long the first stage was is what its model says, whatever was asked for since.
-        experiment = replace(experiment, epochs=pretrained.experiment.epochs)
+        recipe = replace(recipe, epochs=pretrained.recipe.epochs)
         finished = [
             replace(
                 checkpoint,
-                experiment=replace(experiment, stored_bits=checkpoint.experiment.stored_bits),
+                recipe=replace(recipe, stored_bits=checkpoint.recipe.stored_bits),
                 training={"first_stage": first_stage, **checkpoint.training},
             )
             for checkpoint in finished
@@ -120,37 +120,35 @@ def train(
     return finished[0]
 
 
-def _require_fitting(data: Dataset, experiment: Experiment) -> None:
-    """Images and labels that the experiment's network can learn."""
-    a = experiment.architecture
+def _require_fitting(data: Dataset, recipe: Recipe) -> None:
+    """Images and labels that the recipe's network can learn."""
+    a = recipe.architecture
     if data.images.dtype != torch.uint8:
         raise InputError(f"images are 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
     shape, wanted = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
     if shape != wanted or not len(data):
-        raise InputError(
-            f"{experiment.name} learns images of {wanted}, not {len(data)} of {shape}"
-        )
+        raise InputError(f"{recipe.name} learns images of {wanted}, not {len(data)} of {shape}")
     if int(data.labels.min()) < 0 or int(data.labels.max()) >= a.classes:
         raise InputError(
-            f"{experiment.name} has classes 0 to {a.classes - 1}; labels go from "
+            f"{recipe.name} has classes 0 to {a.classes - 1}; labels go from "
             f"{int(data.labels.min())} to {int(data.labels.max())}"
         )
 
 
 def _ready(
-    teacher: nn.Module | None, experiment: Experiment, data: Dataset, device: torch.device
+    teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
     """The teacher on its device, tried on one image; and a name that tells it from others."""
-    if not experiment.teaching and teacher is None:
+    if not recipe.distillation_weight and teacher is None:
         return None, {}
     if data.attributes is None or data.attribute is None:
-        raise InputError(f"{experiment.dataset} has no attributes to be taught: leave it out")
+        raise InputError(f"{recipe.dataset} has no attributes to be taught: leave it out")
     if teacher is None:
         raise InputError(
-            f"{experiment.name} learns from a teacher: give what `ecinn teacher` wrote (--teacher)"
+            f"{recipe.name} learns from a teacher: give what `ecinn teacher` wrote (--teacher)"
         )
-    if not experiment.teaching:
-        raise InputError(f"{experiment.name} learns from no teacher: leave it out")
+    if not recipe.distillation_weight:
+        raise InputError(f"{recipe.name} learns from no teacher: leave it out")
     teacher = teacher.to(device)
     with torch.no_grad():
         answer = teacher(to_pixels(data.images[:1].to(device)))
@@ -166,29 +164,29 @@ def _ready(
 
 
 def _first_state(
-    experiment: Experiment, data: Dataset, start: Checkpoint | None, device: torch.device
+    recipe: Recipe, data: Dataset, start: Checkpoint | None, device: torch.device
 ) -> TrainingState:
-    state = TrainingState.start(experiment, device, _attributes(experiment, data))
+    state = TrainingState.start(recipe, device, _attributes(recipe, data))
     if start is not None:
-        _require_same_layers(start, experiment)
+        _require_same_layers(start, recipe)
         with exact_convolutions():
             state.begin_at(start.classifier, data)
     return state
 
 
-def _attributes(experiment: Experiment, data: Dataset) -> int:
+def _attributes(recipe: Recipe, data: Dataset) -> int:
     """How many attributes are learned beside the class."""
-    if not experiment.attribute_weight:
+    if not recipe.attribute_weight:
         return 0
     if data.attributes is None:
-        raise InputError(f"{experiment.name} learns attributes beside: its data has none")
+        raise InputError(f"{recipe.name} learns attributes beside: its data has none")
     return data.attributes.shape[1]
 
 
-def _require_same_layers(checkpoint: Checkpoint, experiment: Experiment) -> None:
+def _require_same_layers(checkpoint: Checkpoint, recipe: Recipe) -> None:
     """Weights can only be taken over where they have the same shapes and meaning."""
-    if checkpoint.experiment.architecture != experiment.architecture:
-        raise InputError(f"the model to start from is no {experiment.name!r}: its layers differ")
+    if checkpoint.recipe.architecture != recipe.architecture:
+        raise InputError(f"the model to start from is no {recipe.name!r}: its layers differ")
 
 
 @dataclass(frozen=True)
@@ -204,10 +202,10 @@ class _How:
 
 
 def _stage(
-    stage: Experiment,
+    stage: Recipe,
     data: Dataset,
     state: State,
-    step_class: Callable[[Experiment, Dataset, State, torch.device], OptimisationStep],
+    step_class: Callable[[Recipe, Dataset, State, torch.device], OptimisationStep],
     name: str,
     how: _How,
 ) -> list[Checkpoint]:
@@ -234,7 +232,7 @@ def _stage(
 
 
 def _run(
-    experiment: Experiment,
+    recipe: Recipe,
     data: Dataset,
     state: TrainingState,
     step: OptimisationStep,
@@ -243,10 +241,10 @@ def _run(
 ) -> None:
     batch = step.batch_size
     steps_per_epoch = len(data) // batch
-    steps = steps_per_epoch * experiment.epochs
+    steps = steps_per_epoch * recipe.epochs
     saved = began = time.monotonic()
     earlier_seconds, first_step = state.seconds, state.epoch * steps_per_epoch
-    for epoch in range(state.epoch, experiment.epochs):
+    for epoch in range(state.epoch, recipe.epochs):
         # All randomness of an epoch comes from (seed, epoch): an epoch that is interrupted and
         # begun again is the same epoch.
         order = step.begin_epoch(epoch)
@@ -266,7 +264,7 @@ def _run(
                     Progress(
                         stage=step.stage,
                         epoch=epoch + 1,
-                        epochs=experiment.epochs,
+                        epochs=recipe.epochs,
                         step=number + 1,
                         steps=steps,
                         loss=loss,
@@ -280,16 +278,16 @@ def _run(
         now = time.monotonic()
         state.epoch, state.seconds = epoch + 1, earlier_seconds + now - began
         state.curve.append(EpochRecord(epoch + 1, loss, bits, error, state.seconds))
-        if now - saved >= how.save_every or epoch + 1 == experiment.epochs:
-            state.save(state_file, experiment)
+        if now - saved >= how.save_every or epoch + 1 == recipe.epochs:
+            state.save(state_file, recipe)
             saved = now
 
 
 def _record(
-    experiment: Experiment, data: Dataset, state: TrainingState, device: torch.device
+    recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
 ) -> dict[str, object]:
     """How the model was made, to be kept inside its checkpoint."""
-    batch = min(experiment.batch_size, len(data))
+    batch = min(recipe.batch_size, len(data))
     images = state.epoch * (len(data) // batch) * batch
     return {
         "training_images": len(data),

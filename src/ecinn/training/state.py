@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint, read_tensors, write_tensors
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.recipes import Experiment, Refinement
+from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import to_pixels
 from ecinn.training.critic import Critic
 
 REMEMBERED = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-"""What AdamW and Adam keep of every weight, and what gradient descent keeps."""
+"""What AdamW and Adam keep of every weight, and what gradient sgd keeps."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,23 @@ class TrainingState:
     """How many training images there are, once it is known."""
 
     @classmethod
-    def start(
-        cls, experiment: Experiment, device: torch.device, attributes: int = 0
-    ) -> "TrainingState":
-        """The untrained state, which the experiment and the number of attributes determine."""
-        classifier, average = _pair(experiment, device)
-        state = cls(classifier, average, _optimiser(classifier, experiment, device))
-        state.read_out(attributes, experiment, device)
+    def start(cls, recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
+        """The untrained state, which the recipe and the number of attributes determine."""
+        classifier, average = _pair(recipe, device)
+        state = cls(classifier, average, _optimiser(classifier, recipe, device))
+        state.read_out(attributes, recipe, device)
         return state
 
-    def read_out(self, attributes: int, experiment: Experiment, device: torch.device) -> None:
+    def read_out(self, attributes: int, recipe: Recipe, device: torch.device) -> None:
         """Begin to read so many attributes, from nothing."""
         if not attributes:
             return
         self.readout = nn.utils.skip_init(
-            nn.Linear, experiment.architecture.dim, attributes, device=device
+            nn.Linear, recipe.architecture.dim, attributes, device=device
         )
         nn.init.zeros_(self.readout.weight)
         nn.init.zeros_(self.readout.bias)
-        self.readout_optimiser = _optimiser(self.readout, experiment, device)
+        self.readout_optimiser = _optimiser(self.readout, recipe, device)
 
     @torch.no_grad()
     def begin_at(self, network: GenerativeClassifier, data: Dataset) -> None:
@@ -129,21 +127,21 @@ class TrainingState:
     @staticmethod
     def identity(settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that must be the same in a run that goes on: all but how long it is."""
-        return settings | {"epochs": 0, "refinement": None}
+        return settings | {"epochs": 0, "finetuning": None}
 
-    def save(self, path: Path, experiment: Experiment) -> None:
+    def save(self, path: Path, recipe: Recipe) -> None:
         """Write everything to one safetensors file."""
         curve = [asdict(record) for record in self.curve]
         about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
         about |= {"origin": self.origin, "images": self.images}
-        write_tensors(path, self.tensors(), about | {"experiment": asdict(experiment)})
+        write_tensors(path, self.tensors(), about | {"recipe": asdict(recipe)})
 
-    def restore(self, path: Path, experiment: Experiment) -> None:
+    def restore(self, path: Path, recipe: Recipe) -> None:
         """Take up what `save` wrote; the settings must be the same but for the epochs."""
         tensors, about = read_tensors(path)
-        if self.identity(about["experiment"]) != self.identity(as_json(experiment)):
+        if self.identity(about["recipe"]) != self.identity(as_json(recipe)):
             raise InputError(
-                f"{path} belongs to other settings than {experiment.name!r} has now: "
+                f"{path} belongs to other settings than {recipe.name!r} has now: "
                 "train into a new folder"
             )
         begun_with = about.get("images")
@@ -204,7 +202,7 @@ class RunningMeans(nn.Module):
 
 
 @dataclass
-class RefinementState(TrainingState):
+class FineTuningState(TrainingState):
     """The second stage: a critic learns beside the classifier, and μ̄ follows."""
 
     critic: Critic = field(kw_only=True)
@@ -213,10 +211,10 @@ class RefinementState(TrainingState):
 
     @classmethod
     def refine(
-        cls, pretrained: Checkpoint, stage: Experiment, device: torch.device, attributes: int = 0
-    ) -> "RefinementState":
+        cls, pretrained: Checkpoint, stage: Recipe, device: torch.device, attributes: int = 0
+    ) -> "FineTuningState":
         """Where the first stage ended, with a new critic."""
-        assert stage.refinement is not None
+        assert stage.finetuning is not None
         classifier, average = _pair(stage, device)
         for network in (classifier, average):
             network.load_state_dict(pretrained.classifier.state_dict())
@@ -228,7 +226,7 @@ class RefinementState(TrainingState):
             average,
             _optimiser(classifier, stage, device),
             critic=critic,
-            critic_optimiser=_critic_optimiser(critic, stage.refinement, device),
+            critic_optimiser=_critic_optimiser(critic, stage.finetuning, device),
             means=RunningMeans(pretrained.mu_bar).to(device),
         )
         state.read_out(attributes, stage, device)
@@ -237,7 +235,7 @@ class RefinementState(TrainingState):
     @staticmethod
     def identity(settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that must be the same in a run that goes on: all but how long it is."""
-        return settings | {"epochs": 0, "refinement": settings["refinement"] | {"epochs": 0}}
+        return settings | {"epochs": 0, "finetuning": settings["finetuning"] | {"epochs": 0}}
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
@@ -251,58 +249,56 @@ class RefinementState(TrainingState):
 
 
 def _pair(
-    experiment: Experiment, device: torch.device
+    recipe: Recipe, device: torch.device
 ) -> tuple[GenerativeClassifier, GenerativeClassifier]:
     """A classifier to train, and its moving average."""
-    classifier = GenerativeClassifier(experiment.architecture).to(device)
-    average = GenerativeClassifier(experiment.architecture).to(device)
+    classifier = GenerativeClassifier(recipe.architecture).to(device)
+    average = GenerativeClassifier(recipe.architecture).to(device)
     return classifier, average.requires_grad_(requires_grad=False).eval()
 
 
-def _optimiser(
-    network: nn.Module, experiment: Experiment, device: torch.device
-) -> torch.optim.Optimizer:
-    """Weight decay for matrices and kernels alone; in gradient descent for all but the means."""
+def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """Weight decay for matrices and kernels alone; in gradient sgd for all but the means."""
     means = [p for n, p in network.named_parameters() if n == "mu"]
     others = [p for n, p in network.named_parameters() if n != "mu"]
-    descent = experiment.descent
-    if descent is None:
+    sgd = recipe.sgd
+    if sgd is None:
         decayed = [p for p in others if p.ndim > 1]
         free = [p for p in others if p.ndim == 1]
         groups = [
-            _group(decayed, experiment, device, weight_decay=experiment.weight_decay),
-            _group(free + means, experiment, device, weight_decay=0.0),
+            _group(decayed, recipe, device, weight_decay=recipe.weight_decay),
+            _group(free + means, recipe, device, weight_decay=0.0),
         ]
         return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
     groups = [  # as IB-INN has it
-        _group(others, experiment, device, weight_decay=experiment.weight_decay),
-        _group(means, experiment, device, momentum=0.0, multiple=descent.means_rate),
+        _group(others, recipe, device, weight_decay=recipe.weight_decay),
+        _group(means, recipe, device, momentum=0.0, multiple=sgd.means_rate),
     ]
-    return torch.optim.SGD(groups, momentum=descent.momentum, fused=True)
+    return torch.optim.SGD(groups, momentum=sgd.momentum, fused=True)
 
 
 def _group(
-    parameters: list[nn.Parameter], experiment: Experiment, device: torch.device, **how: float
+    parameters: list[nn.Parameter], recipe: Recipe, device: torch.device, **how: float
 ) -> dict[str, Any]:
     """Weights with a learning rate of their own, in a tensor that a captured graph can read."""
-    rate = torch.tensor(experiment.learning_rate, device=device)
+    rate = torch.tensor(recipe.learning_rate, device=device)
     return {"params": parameters, "lr": rate, **how}
 
 
 def _critic_optimiser(
-    critic: Critic, refinement: Refinement, device: torch.device
+    critic: Critic, finetuning: FineTuning, device: torch.device
 ) -> torch.optim.Adam:
     """Little momentum, as is usual where two networks learn against each other."""
     return torch.optim.Adam(
         critic.parameters(),
-        torch.tensor(refinement.critic_learning_rate, device=device),
+        torch.tensor(finetuning.critic_learning_rate, device=device),
         betas=(0.5, 0.99),
         fused=True,
         capturable=device.type == "cuda",
     )
 
 
-def as_json(experiment: Experiment) -> dict[str, Any]:
+def as_json(recipe: Recipe) -> dict[str, Any]:
     """The settings as JSON gives them back: lists for tuples."""
-    loaded: dict[str, Any] = json.loads(json.dumps(asdict(experiment)))
+    loaded: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
     return loaded

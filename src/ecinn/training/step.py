@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.recipes import Experiment
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.flow.bijections import Chain, Coupling
@@ -27,11 +27,11 @@ class OptimisationStep:
     """Whether a step also runs the inverse, which is then worth compiling."""
 
     def __init__(
-        self, experiment: Experiment, data: Dataset, state: TrainingState, device: torch.device
+        self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
     ) -> None:
-        self.experiment = experiment
+        self.recipe = recipe
         self.state = state
-        self.batch_size = min(experiment.batch_size, len(data))
+        self.batch_size = min(recipe.batch_size, len(data))
         self.images = data.images.to(device)
         self.labels = data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
@@ -48,7 +48,7 @@ class OptimisationStep:
         self.epoch = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            prepare_for_gpu(state.classifier, self.experiment, inverse=self.inverts)
+            prepare_for_gpu(state.classifier, self.recipe, inverse=self.inverts)
             with _room_for_compiled_shapes():
                 self._capture()
 
@@ -58,7 +58,7 @@ class OptimisationStep:
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed what is random and shuffle the images."""
         self.epoch = epoch
-        seed = self.experiment.seed * 1_000_003 + epoch
+        seed = self.recipe.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
         order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
@@ -67,9 +67,9 @@ class OptimisationStep:
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take a step; `done` is the share of the run that lies behind."""
         self.batch.copy_(batch)
-        self._set_learning_rate(learning_rate(self.experiment, done, self.epoch))
+        self._set_learning_rate(learning_rate(self.recipe, done, self.epoch))
         # The average starts short, so that it does not remember the first weights for long.
-        decay = min(self.experiment.averaging, (1 + number) / (10 + number))
+        decay = min(self.recipe.ema_decay, (1 + number) / (10 + number))
         self.averaging_weight.fill_(1 - decay)
         if self.graph is None:
             self._step()
@@ -93,16 +93,14 @@ class OptimisationStep:
         self._follow(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
-        images = augment(self.images[self.batch], self.experiment.augmentation, self.generator)
-        x = dequantise(images, self.generator, self.experiment.noise)
+        images = augment(self.images[self.batch], self.recipe.augmentation, self.generator)
+        x = dequantise(images, self.generator, self.recipe.noise)
         known, targets = self._targets(x)
-        first = batch_loss(
-            self.state.classifier, x, self.labels[self.batch], self.experiment, targets
-        )
+        first = batch_loss(self.state.classifier, x, self.labels[self.batch], self.recipe, targets)
         if self.state.readout is None or known is None:
             return first
         attributes = F.binary_cross_entropy_with_logits(self.state.readout(first.z), known)
-        return first._replace(loss=first.loss + self.experiment.attribute_weight * attributes)
+        return first._replace(loss=first.loss + self.recipe.attribute_weight * attributes)
 
     @torch.no_grad()
     def _targets(
@@ -115,7 +113,7 @@ class OptimisationStep:
         if self.state.teacher is None or self.attribute is None:
             return known, None
         taught = torch.sigmoid(self.state.teacher(x.clamp(0, 1)).to(x.dtype))
-        known = torch.lerp(known, taught, self.experiment.teaching)
+        known = torch.lerp(known, taught, self.recipe.distillation_weight)
         share = known[:, self.attribute]
         return known, torch.stack([1 - share, share], 1)
 
@@ -125,7 +123,7 @@ class OptimisationStep:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(
-            self.state.classifier.parameters(), self.experiment.gradient_clip
+            self.state.classifier.parameters(), self.recipe.gradient_clip
         )
         for optimiser in self.state.descending:
             optimiser.step()
@@ -178,7 +176,7 @@ def batch_loss(
     classifier: GenerativeClassifier,
     x: Float[Tensor, "batch channels height width"],
     labels: Int[Tensor, " batch"],
-    experiment: Experiment,
+    recipe: Recipe,
     targets: Float[Tensor, "batch classes"] | None = None,
 ) -> BatchLoss:
     """Eq. 9.
@@ -190,27 +188,25 @@ def batch_loss(
     dim = classifier.architecture.dim
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     log_posterior = equations.log_posterior(z, classifier.mu)
-    smoothing = experiment.label_smoothing
+    smoothing = recipe.label_smoothing
     if targets is None:
         cross_entropy = equations.smoothed_cross_entropy(log_posterior, labels, smoothing)
     else:
         targets = (1 - smoothing) * targets + smoothing / len(classifier.mu)
         cross_entropy = -(targets * log_posterior).sum(1).mean()
-    loss = equations.information_bottleneck_loss(
-        -log_p.mean() / dim, cross_entropy, experiment.beta
-    )
+    loss = equations.information_bottleneck_loss(-log_p.mean() / dim, cross_entropy, recipe.beta)
     with torch.no_grad():
         error = (log_posterior.argmax(1) != labels).float().mean()
         figures = torch.stack([loss, equations.bits_per_dim(log_p, dim).mean(), error])
     return BatchLoss(loss, figures, x, z)
 
 
-def learning_rate(experiment: Experiment, done: float, epoch: int) -> float:
+def learning_rate(recipe: Recipe, done: float, epoch: int) -> float:
     """Of a step in this epoch, counted from 0, when that share of the run lies behind."""
-    if experiment.descent is None:
-        return experiment.learning_rate * schedule(done, experiment.warm_up)
-    passed = sum(epoch >= milestone for milestone in experiment.descent.milestones)
-    return experiment.learning_rate * 0.1**passed
+    if recipe.sgd is None:
+        return recipe.learning_rate * schedule(done, recipe.warm_up)
+    passed = sum(epoch >= milestone for milestone in recipe.sgd.milestones)
+    return recipe.learning_rate * 0.1**passed
 
 
 def schedule(done: float, warm_up: float) -> float:
@@ -228,13 +224,11 @@ def _room_for_compiled_shapes() -> AbstractContextManager[None]:
     return patch
 
 
-def prepare_for_gpu(
-    classifier: GenerativeClassifier, experiment: Experiment, *, inverse: bool
-) -> None:
+def prepare_for_gpu(classifier: GenerativeClassifier, recipe: Recipe, *, inverse: bool) -> None:
     """bf16 inside the subnets, whose precision no inverse depends on; one compile per shape."""
     for module in classifier.modules():
         if isinstance(module, Coupling):
-            module.half_precision = experiment.half_precision
+            module.half_precision = recipe.half_precision
     for block in classifier.inn.bijections:
         if isinstance(block, Chain):
             block.compile(dynamic=False)

@@ -53,7 +53,7 @@ class TeacherSettings:
     weight_decay: float = 0.05
     """Of kernels and matrices; norms and biases are left alone."""
     label_smoothing: float = 0.05
-    averaging: float = 0.998
+    ema_decay: float = 0.998
     """Decay of the moving average of the weights, which is what is kept."""
     augmentation: Augmentation = field(
         default_factory=lambda: Augmentation(6.0, rotate=12.0, scale=0.12, shear=0.05, flip=True)
@@ -212,7 +212,7 @@ class _Step:
         self.optimiser.step()
         with torch.no_grad():
             # The average starts short, so that it does not remember the first weights for long.
-            decay = min(self.settings.averaging, (1 + number) / (10 + number))
+            decay = min(self.settings.ema_decay, (1 + number) / (10 + number))
             torch._foreach_lerp_(
                 list(self.average.parameters()), list(self.network.parameters()), 1 - decay
             )

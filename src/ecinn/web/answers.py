@@ -25,7 +25,7 @@ from ecinn.web.passes import Reading, only
 def predictions(reading: Reading) -> list[dict[str, Any]]:
     """What the classifier says of every picture."""
     answers = []
-    for row, unlike in enumerate(reading.unlike.tolist()):
+    for row, unlike in enumerate(reading.out_of_distribution.tolist()):
         why = tuple(r for r, yes in zip(REASONS, unlike, strict=True) if yes)
         answers.append(
             {

@@ -71,7 +71,7 @@ def load_catalogue(
         name = _name(name_or_path)
         if name in served:
             raise InputError(f"two models are called {name!r}: rename a file or leave one out")
-        dataset = model.checkpoint.experiment.dataset
+        dataset = model.checkpoint.recipe.dataset
         samples = _samples(model, celeba, read)
         served[name] = Served(name, TITLES.get(name, name), _kind(dataset), model, samples)
     return MappingProxyType(served)
@@ -80,14 +80,14 @@ def load_catalogue(
 def _samples(
     model: Model, celeba: Path | None, read: Callable[[str, Path | None], Dataset] | None
 ) -> Dataset | None:
-    experiment = model.checkpoint.experiment
-    if experiment.dataset.startswith("celeba"):
+    recipe = model.checkpoint.recipe
+    if recipe.dataset.startswith("celeba"):
         if celeba is None and not os.environ.get("ECINN_CELEBA"):
             return None
         celeba = find_folder(celeba)
-    elif experiment.dataset not in ("mnist", "fakemnist"):
+    elif recipe.dataset not in ("mnist", "fakemnist"):
         return None
-    return experiment.load("test", celeba) if read is None else read(experiment.dataset, celeba)
+    return recipe.load("test", celeba) if read is None else read(recipe.dataset, celeba)
 
 
 def _kind(dataset: str) -> Kind:

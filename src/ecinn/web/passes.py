@@ -32,7 +32,7 @@ class Question:
     targets: tuple[int, ...] | Literal["all"] | None = None
     """None for the class that comes second."""
     confidence: float | None = None
-    verified: bool = False
+    correct: bool = False
     frames: int = 0
     """Of the path, besides the tipping point and the convincing picture."""
     alphas: tuple[float, ...] | None = None
@@ -58,7 +58,7 @@ class Reading:
 
     p: Int[Tensor, " batch"]
     posterior: Float[Tensor, "batch classes"]
-    unlike: Bool[Tensor, "batch reasons"]
+    out_of_distribution: Bool[Tensor, "batch reasons"]
 
 
 @torch.inference_mode()
@@ -70,7 +70,7 @@ def read_jointly(
     posterior = equations.log_posterior(z, network.mu).exp()
     p = posterior.argmax(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
-    unlike = model.typicality.unlike(z, z - model.mu_bar[p], log_p)
+    unlike = model.ood.flags(z, z - model.mu_bar[p], log_p)
     return [_finite(Reading(p[rows], posterior[rows], unlike[rows])) for rows in _slices(asked)]
 
 
@@ -96,9 +96,9 @@ def explain_jointly(
     alike: dict[Any, list[int]] = {}
     for place, (question, q) in enumerate(zip(questions, targets, strict=True)):
         if not isinstance(q, InputError):
-            kind = (q.shape[1], question.confidence, question.verified)
+            kind = (q.shape[1], question.confidence, question.correct)
             alike.setdefault(kind, []).append(place)
-    for (_, confidence, verified), places in alike.items():
+    for (_, confidence, correct), places in alike.items():
         rows = torch.cat([torch.arange(len(x))[slices[place]] for place in places])
         joined = x[rows]
         explanation = explain(
@@ -107,8 +107,8 @@ def explain_jointly(
             joined,
             torch.cat([q for q in (targets[place] for place in places) if isinstance(q, Tensor)]),
             confidence=confidence,
-            verified=verified,
-            typicality=model.typicality,
+            correct=correct,
+            ood=model.ood,
             class_names=model.class_names,
         )
         parts = _slices([questions[place].pixels for place in places])

@@ -106,7 +106,7 @@ class ExplainRequest(Strict):
     images: Images
     targets: Targets = None
     confidence: Confidence = None
-    verified: bool = Field(
+    correct: bool = Field(
         default=False, description="Correct what the classifier does not read as was asked."
     )
     frames: int = Field(

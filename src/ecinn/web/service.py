@@ -224,7 +224,7 @@ def _question(request: schemas.ExplainRequest, pixels: Pixels) -> Question:
         pixels,
         _targets(request.targets),
         request.confidence,
-        request.verified,
+        request.correct,
         request.frames,
         None if request.alphas is None else tuple(request.alphas),
     )

@@ -431,8 +431,8 @@ def test_authors_command_writes_after_every_data_set(
     tmp_path, mnist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path / "data")
-    experiment = replace(mnist.checkpoint.experiment, dataset="fakemnist")
-    fake = Model(replace(mnist.checkpoint, experiment=experiment))
+    recipe = replace(mnist.checkpoint.recipe, dataset="fakemnist")
+    fake = Model(replace(mnist.checkpoint, recipe=recipe))
     monkeypatch.setattr(command, "load", lambda name, device: fake if name == "f" else mnist)
     monkeypatch.setattr(command, "load_autoencoders", lambda folder: blurring())
     options = (
@@ -506,9 +506,9 @@ def test_obtained_confidence_is_that_of_the_stored_image(mnist, monkeypatch) -> 
     assert result.plain.consistency.correlation == pytest.approx(
         np.corrcoef(np.tile(levels, 3), obtained.flatten())[0, 1], abs=0.05
     )
-    assert result.verified.consistency.within >= result.plain.consistency.within
-    assert result.verified.consistency.within > 0.8
-    assert (result.plain.passes, result.verified.passes >= 3) == (2, True)
+    assert result.corrected.consistency.within >= result.plain.consistency.within
+    assert result.corrected.consistency.within > 0.8
+    assert (result.plain.passes, result.corrected.passes >= 3) == (2, True)
 
 
 def test_consistency_command(tmp_path, monkeypatch) -> None:
@@ -518,7 +518,7 @@ def test_consistency_command(tmp_path, monkeypatch) -> None:
     assert code == 0, stderr
     assert json.loads(stdout)["classes"] == ["3", "8"]
     assert stdout == (tmp_path / "consistency-mnist.json").read_text()
-    assert "| verified |" in (tmp_path / "consistency-mnist.md").read_text()
+    assert "| corrected |" in (tmp_path / "consistency-mnist.md").read_text()
     for wrong in ("3", "3,8,9", "3,x", ""):
         assert "two of 0, 1, 2" in fails(*options, "--classes", wrong)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import pack, rounded_again, stored_precision, unpack
 from ecinn.classifier.recipes import CELEBA_ATTRIBUTES
 from ecinn.cli import benchmark_rounding as command
@@ -58,15 +58,13 @@ def network(seed: int, coarse: float | None = None) -> GenerativeClassifier:
 
 def stored(classifier: GenerativeClassifier, bits: int, name: str = "small") -> Model:
     """The model that a file with so many bits holds."""
-    experiment = dataclasses.replace(
+    recipe = dataclasses.replace(
         CELEBA_ATTRIBUTES, name=name, architecture=classifier.architecture, stored_bits=bits
     )
     kept = GenerativeClassifier(classifier.architecture).eval()
     kept.load_state_dict(stored_precision(classifier.state_dict(), bits))
     kept.requires_grad_(requires_grad=False)
-    return Model(
-        Checkpoint(experiment, kept, kept.mu.clone(), Typicality((0.0, 1.0)), ("no", "yes"))
-    )
+    return Model(Checkpoint(recipe, kept, kept.mu.clone(), OODDetector((0.0, 1.0)), ("no", "yes")))
 
 
 def drawn(classifier: GenerativeClassifier, n: int, seed: int = 0) -> Dataset:

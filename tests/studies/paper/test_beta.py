@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, write_tensors
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
-from ecinn.classifier.recipes import MNIST_BETA, Experiment
+from ecinn.classifier.out_of_distribution import OODDetector
+from ecinn.classifier.recipes import MNIST_BETA, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
@@ -33,12 +33,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def tiny(monkeypatch) -> Experiment:
-    """The experiment on a network that trains in a second."""
+def tiny(monkeypatch) -> Recipe:
+    """The recipe on a network that trains in a second."""
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 4), Stage(1, 4)), dense_width=8)
-    experiment = dataclasses.replace(MNIST_BETA, architecture=architecture, batch_size=32)
-    monkeypatch.setattr(beta_models, "MNIST_BETA", experiment)
-    return experiment
+    recipe = dataclasses.replace(MNIST_BETA, architecture=architecture, batch_size=32)
+    monkeypatch.setattr(beta_models, "MNIST_BETA", recipe)
+    return recipe
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def test_digits() -> Dataset:
     return load_mnist("test").first(200)
 
 
-def model(tiny: Experiment, beta: float, seed: int) -> Checkpoint:
+def model(tiny: Recipe, beta: float, seed: int) -> Checkpoint:
     """Random weights, and means as far apart as those of a trained model."""
-    experiment = dataclasses.replace(tiny, beta=beta)
-    classifier = randomise(GenerativeClassifier(experiment.architecture), seed).eval()
+    recipe = dataclasses.replace(tiny, beta=beta)
+    classifier = randomise(GenerativeClassifier(recipe.architecture), seed).eval()
     mu_bar = classifier.mu.detach() * 1.1
     metrics = {"n": 200, "error": 0.1 / beta, "bits_per_dim": beta, "reached_q": 0.5}
     metrics |= {"judged": 100 + seed, "convinced": seed, "frechet": 3 * beta}
     return Checkpoint(
-        experiment,
+        recipe,
         classifier.requires_grad_(requires_grad=False),
         mu_bar,
-        Typicality((-1e9, 1e9)),
+        OODDetector((-1e9, 1e9)),
         tuple("0123456789"),
         metrics,
         {"training_images": 100},
@@ -95,7 +95,7 @@ def test_digits_are_of_every_other_class_and_drawn_by_the_seed(test_digits: Data
         beta_models.draw_digits(test_digits.first(10), 0)
 
 
-def test_counterfactuals_are_the_papers(tiny: Experiment, test_digits: Dataset) -> None:
+def test_counterfactuals_are_the_papers(tiny: Recipe, test_digits: Dataset) -> None:
     """By hand, one by one: equally far from both means at α₀, stored at 4/5 + α₀/2."""
     models = [model(tiny, 4.0, 1), model(tiny, 0.1, 2)]
     places = torch.arange(60)
@@ -190,9 +190,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     assert said.frechet == pytest.approx(mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3)
 
 
-def test_a_worse_model_convinces_less(
-    tiny: Experiment, judges: Judges, test_digits: Dataset
-) -> None:
+def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
     trained, random = jury.say(load("mnist")), jury.say(Model(model(tiny, 1.0, 0)))
     assert trained.convinced / trained.judged > 0.9
@@ -285,13 +283,13 @@ def test_falling_counts_pairs() -> None:
     assert falling([2.0, 3.0, 1.0]) == pytest.approx(2 / 3)
 
 
-def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monkeypatch) -> None:
+def test_command_trains_once_and_goes_on(tiny: Recipe, tmp_path: Path, monkeypatch) -> None:
     given = ("beta", "--out", tmp_path, "--epochs", 1, "--limit", 200, "--device", "cpu")
     code, out, err = run(*given, "--beta", 2)
     assert code == 0, err
     assert "β = 2" in out
     one = load_checkpoint(tmp_path / "beta-2")
-    assert one.experiment.beta == 2
+    assert one.recipe.beta == 2
     assert one.metrics["n"] == 200
     assert 100 < one.metrics["judged"] <= 200
     assert 0 <= one.metrics["convinced"] <= one.metrics["judged"]
@@ -299,7 +297,7 @@ def test_command_trains_once_and_goes_on(tiny: Experiment, tmp_path: Path, monke
     # Another β joins; the first is not trained again.
     original, trained = training.train, []
 
-    def watched(settings: Experiment, *arguments: object, **named: object) -> Checkpoint:
+    def watched(settings: Recipe, *arguments: object, **named: object) -> Checkpoint:
         trained.append(settings.beta)
         return original(settings, *arguments, **named)
 

@@ -102,7 +102,7 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     claim = planted.reaches_target(Sample(dots.model, **many, parts=(part,) * 9))
     assert claim.verdict == verdict
     assert claim.numbers["certain"].share == (of_q > 0.95)
-    smoothing = dots.model.checkpoint.experiment.label_smoothing
+    smoothing = dots.model.checkpoint.recipe.label_smoothing
     # Of ten equal parts of the smoothing nine go to other classes.
     assert f"ask for {1 - 0.9 * smoothing:.3f}" in claim.measured
 

@@ -107,7 +107,7 @@ def test_of_real_digits(mnist) -> None:
     assert int(data.labels[place]) == 4
     assert found.right_side(0) > 0.97
     assert found.right_side(1) > 0.97
-    explanation = mnist.explain(data.images[place], 9, verify=False)
+    explanation = mnist.explain(data.images[place], 9, check=False)
     assert found.alpha_0 == pytest.approx(float(explanation.alpha_0), abs=1e-3)
     stored = (explanation.stored_tipping_point, explanation.stored_convincing)
     images = (data.images[place], *(each[0, 0] for each in stored))

@@ -31,7 +31,7 @@ def checkpoint(name: str) -> SimpleNamespace:
         "bits_per_dim": 2.0 + k / 100,
         "bits_per_dim_paper": 1.0 + k / 100,
     }
-    return SimpleNamespace(experiment=SimpleNamespace(beta=0.25 * k), metrics=metrics)
+    return SimpleNamespace(recipe=SimpleNamespace(beta=0.25 * k), metrics=metrics)
 
 
 @pytest.fixture

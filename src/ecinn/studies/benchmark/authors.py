@@ -259,7 +259,7 @@ def _references(
     if cue is None:
         observe(AS_NEAR, 0, 1)
         answers[AS_NEAR] = real_as_near(
-            model.checkpoint.experiment.load("train"),
+            model.checkpoint.recipe.load("train"),
             benchmark.originals.images,
             ours.images,
             ours.q.clamp(min=0),

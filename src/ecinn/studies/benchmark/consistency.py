@@ -10,7 +10,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct, stored_posterior
+from ecinn.explanation.correction import Ends, Line, correct_alpha, stored_posterior
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics.counterfactuals import (
     ConfidenceConsistency,
@@ -48,7 +48,7 @@ class Consistency:
     unreachable: int
     """Pairs of image and level that no α gives; left out."""
     plain: Variant
-    verified: Variant
+    corrected: Variant
     """Stored images are read, and α is corrected where they are not as was asked."""
 
 
@@ -57,7 +57,7 @@ class _Answers:
     """p(p) of stored images, a column per level."""
 
     plain: Float[Tensor, "batch levels"]
-    verified: Float[Tensor, "batch levels"]
+    corrected: Float[Tensor, "batch levels"]
     reachable: Bool[Tensor, "batch levels"]
     corrections: Int[Tensor, "batch levels"]
 
@@ -80,7 +80,7 @@ def measure_consistency(
     reachable = torch.cat([part.reachable for part in parts])
     corrections = torch.cat([part.corrections for part in parts])[reachable]
     plain = torch.cat([part.plain for part in parts])
-    verified = torch.cat([part.verified for part in parts])
+    corrected = torch.cat([part.corrected for part in parts])
     names = model.class_names
     return Consistency(
         classes=(names[classes[0]], names[classes[1]]),
@@ -90,7 +90,7 @@ def measure_consistency(
         unreachable=int((~reachable).sum()),
         plain=_variant(plain, reachable, 2.0),
         # One more to read what was stored, then a decode and a reading per correction.
-        verified=_variant(verified, reachable, 3 + 2 * float(corrections.double().mean())),
+        corrected=_variant(corrected, reachable, 3 + 2 * float(corrections.double().mean())),
     )
 
 
@@ -130,10 +130,10 @@ def draw_of_classes(
 
 @torch.inference_mode()
 def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
-    """Every image at every level, plain and verified."""
+    """Every image at every level, plain and corrected."""
     classifier = model.classifier
     p, q = p[:, None].to(model.device), q[:, None].to(model.device)
-    plain, verified, there, corrections = [], [], [], []
+    plain, corrected, there, corrections = [], [], [], []
     with exact_convolutions():
         z = classifier.encode(model.pixels(images))[:, None]
         delta = equations.latent_direction(model.mu_bar, p, q)
@@ -145,15 +145,15 @@ def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
             expected = equations.log_posterior(moved, classifier.mu).exp()
             # p is where the same line leads to when it is walked backwards.
             ends = Ends(-alpha, image[:, None], expected, stored, torch.zeros_like(p))
-            better = correct(classifier, Line(z, -delta, p), ends, level, reachable)
+            better = correct_alpha(classifier, Line(z, -delta, p), ends, level, reachable)
             assert better.stored_posterior is not None
             plain.append(stored.gather(2, p[..., None])[:, 0])
-            verified.append(better.stored_posterior.gather(2, p[..., None])[:, 0])
+            corrected.append(better.stored_posterior.gather(2, p[..., None])[:, 0])
             there.append(reachable)
             corrections.append(better.corrections)
     return _Answers(
         plain=torch.cat(plain, 1).double().cpu(),
-        verified=torch.cat(verified, 1).double().cpu(),
+        corrected=torch.cat(corrected, 1).double().cpu(),
         reachable=torch.cat(there, 1).cpu(),
         corrections=torch.cat(corrections, 1).cpu(),
     )

@@ -68,7 +68,7 @@ def measure_faces(
     observe: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[FaceResult, FaceSheets]:
     """Measure one model, and draw n random faces and the n of the least likely counterfactuals."""
-    name = model.checkpoint.experiment.name
+    name = model.checkpoint.recipe.name
     evaluation = evaluate(
         model,
         data,
@@ -89,7 +89,7 @@ def measure_faces(
         evaluation,
         change / len(data),
         inception_error,
-        PAPER_ERROR.get(model.checkpoint.experiment.dataset),
+        PAPER_ERROR.get(model.checkpoint.recipe.dataset),
         tuple(random.tolist()),
         tuple(worst.tolist()),
         ()
@@ -179,7 +179,7 @@ def faces_table(results: Mapping[str, FaceResult]) -> Table:
                 f"{e.bits_per_dim:.3f}",
                 f"{e.bits_per_dim_paper:.3f}",
                 percent(e.reached_q),
-                percent(e.reached_q_verified),
+                percent(e.reached_q_corrected),
                 f"{e.round_trip_error:.1e}",
                 f"{result.change:.4f}",
             )

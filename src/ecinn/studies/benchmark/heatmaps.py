@@ -313,7 +313,7 @@ def measure_heatmaps(
     pairs = draw_pairs(model, data, n, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
     sample = model.pixels(training.images[order[:SAMPLE]])
-    dataset = model.checkpoint.experiment.dataset
+    dataset = model.checkpoint.recipe.dataset
     size = batch_size or BATCH_SIZE.get(model.device.type, 32)
     start = sample.mean(0) if against == "mean" else torch.zeros_like(sample[0])
     some = sample[: DEFAULTS.baselines]

@@ -30,7 +30,7 @@ def provenance(command: str, model: Model, judges: Judges | None = None) -> dict
     on_gpu = model.device.type == "cuda"
     return {
         "command": command,
-        "model": model.checkpoint.experiment.name,
+        "model": model.checkpoint.recipe.name,
         "model_sha256": fingerprint(model),
         "judges": None if judges is None else dict(judges.record),
         "torch": torch.__version__,

@@ -72,10 +72,10 @@ class RoundingCost:
 
 def require_rounded(model: Model) -> None:
     """Weights of 32 bits are as they were trained."""
-    experiment = model.checkpoint.experiment
-    if experiment.stored_bits == 32:
+    recipe = model.checkpoint.recipe
+    if recipe.stored_bits == 32:
         raise InputError(
-            f"{experiment.name} is stored with 32 bits: nothing was rounded, so there is nothing "
+            f"{recipe.name} is stored with 32 bits: nothing was rounded, so there is nothing "
             "to measure"
         )
 
@@ -83,10 +83,10 @@ def require_rounded(model: Model) -> None:
 def rounds_to(unrounded: Model, model: Model) -> bool:
     """Whether these weights, rounded, are the subnets of that model."""
     one, other = unrounded.checkpoint, model.checkpoint
-    if one.experiment.architecture != other.experiment.architecture:
+    if one.recipe.architecture != other.recipe.architecture:
         return False
-    stored = _packed(other.classifier, other.experiment.stored_bits)
-    again = _packed(one.classifier, other.experiment.stored_bits)
+    stored = _packed(other.classifier, other.recipe.stored_bits)
+    again = _packed(one.classifier, other.recipe.stored_bits)
     rounded = [name for name, value in stored.items() if value.dtype in (torch.int8, torch.half)]
     return all(torch.equal(stored[name], again[name]) for name in rounded)
 
@@ -104,7 +104,7 @@ def measure_rounding(
     require_rounded(model)
     if draws < 2:
         raise InputError(f"a standard deviation takes two draws or more, not {draws}")
-    name = model.checkpoint.experiment.name
+    name = model.checkpoint.recipe.name
 
     def read(one: Model, what: str) -> tuple[Int[Tensor, " images"], float]:
         words = f"{name}: {what}"
@@ -126,7 +126,7 @@ def measure_rounding(
     error = _share(predicted != labels)
     return RoundingCost(
         n=len(data),
-        bits=model.checkpoint.experiment.stored_bits,
+        bits=model.checkpoint.recipe.stored_bits,
         error=error,
         bits_per_dim=bits_per_dim,
         draws=readings,
@@ -141,8 +141,8 @@ def measure_rounding(
 def once_more(model: Model, generator: torch.Generator) -> Model:
     """The model with another rounding error on top of the one that it has; all else is shared."""
     checkpoint = model.checkpoint
-    packed = _packed(checkpoint.classifier, checkpoint.experiment.stored_bits)
-    classifier = GenerativeClassifier(checkpoint.experiment.architecture).eval()
+    packed = _packed(checkpoint.classifier, checkpoint.recipe.stored_bits)
+    classifier = GenerativeClassifier(checkpoint.recipe.architecture).eval()
     classifier.load_state_dict(rounded_again(packed, generator))
     classifier.requires_grad_(requires_grad=False)
     return Model(replace(checkpoint, classifier=classifier), model.device)

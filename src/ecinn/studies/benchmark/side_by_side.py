@@ -291,7 +291,7 @@ def compare_methods(
 ) -> SideBySide:
     """Run and score every method; `keep` is given all there is after each."""
     require_known(methods)
-    dataset = model.checkpoint.experiment.dataset
+    dataset = model.checkpoint.recipe.dataset
     bench = Bench(model, data, judges, seed, CUES.get(dataset))
     pairs = draw_pairs(model, data, n, seed)
     real_features = bench.real_features()

@@ -337,23 +337,23 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
         Table(
             f"Confidence asked and obtained between {one} and {other} ({result.n} test images)",
             ("variant", "Pearson's r", "within ±.05 %", "MSE ×100", "passes"),
-            (row("plain", result.plain), row("verified", result.verified)),
+            (row("plain", result.plain), row("corrected", result.corrected)),
             (
                 "Random test images that the model reads as their label. "
                 "Asked: the posterior of the class that the image starts in is .05, .10, … .95; "
                 "obtained: what the classifier says of the stored 8-bit image. Pooled over "
                 f"{result.n * len(result.asked) - result.unreachable} pairs; {result.unreachable} "
-                "more that no point of the line gives are left out. The verified variant reads "
+                "more that no point of the line gives are left out. The corrected variant reads "
                 "the stored image and corrects α.",
             ),
         ),
         Table(
             "Mean obtained at every asked level",
-            ("asked", "plain", "verified"),
+            ("asked", "plain", "corrected"),
             tuple(
-                (f"{asked:.2f}", number(plain, 4), number(verified, 4))
-                for asked, plain, verified in zip(
-                    result.asked, result.plain.obtained, result.verified.obtained, strict=True
+                (f"{asked:.2f}", number(plain, 4), number(corrected, 4))
+                for asked, plain, corrected in zip(
+                    result.asked, result.plain.obtained, result.corrected.obtained, strict=True
                 )
             ),
         ),

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint, read_tensors, write_tensors
-from ecinn.classifier.recipes import MNIST_BETA, Experiment
+from ecinn.classifier.recipes import MNIST_BETA, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
@@ -78,7 +78,7 @@ class Judged:
 MEASURED = frozenset(field.name for field in dataclasses.fields(Judged))
 
 
-def settings(beta: float, epochs: int | None = None) -> Experiment:
+def settings(beta: float, epochs: int | None = None) -> Recipe:
     """How the model of this β is trained."""
     if not 0 < beta < float("inf"):
         raise InputError(f"β is a finite number above 0, not {beta}")
@@ -124,7 +124,7 @@ class Jury:
         other = read_as(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
         stored = [
-            model.explain(some, target[:, None], verify=False).stored_convincing[:, 0].cpu()
+            model.explain(some, target[:, None], check=False).stored_convincing[:, 0].cpu()
             for some, target in zip(images.split(BATCH_SIZE), q.split(BATCH_SIZE), strict=True)
         ]
         verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
@@ -141,11 +141,11 @@ def compare(
     target: int = TARGET,
 ) -> TradeOff:
     """Explain the same digits with every model; what was measured of each is in its checkpoint."""
-    models = sorted(models, key=lambda checkpoint: checkpoint.experiment.beta)
+    models = sorted(models, key=lambda checkpoint: checkpoint.recipe.beta)
     images = data.images[places]
     explained = [_into(target, images, Model(checkpoint, device)) for checkpoint in models]
     return TradeOff(
-        beta=tuple(checkpoint.experiment.beta for checkpoint in models),
+        beta=tuple(checkpoint.recipe.beta for checkpoint in models),
         error=_metric(models, "error"),
         bits_per_dim=_metric(models, "bits_per_dim"),
         reached_q=_metric(models, "reached_q"),
@@ -155,7 +155,7 @@ def compare(
         target=target,
         places=tuple(places.tolist()),
         training={
-            "epochs": models[0].experiment.epochs,
+            "epochs": models[0].recipe.epochs,
             "training_images": int(models[0].training["training_images"]),
             "test_images": int(models[0].metrics["n"]),
         },

@@ -277,7 +277,7 @@ def reaches_target(sample: Sample) -> Claim:
         f"{percent(reached, 2)} of {len(sample.q):,} stored 8-bit counterfactuals are read as q; "
         f"median p(q) in latent space {float(of_q.median()):.4f}, "
         f"{percent(rate(of_q > 0.99))} above .99 (its smoothed labels ask for {taught:.3f}). "
-        "`--verified` corrects α for the rest.",
+        "`--correct` corrects α for the rest.",
         figure="figure-6",
         command="ecinn evaluate mnist",
         numbers={"reached": reached, "median_p_q": float(of_q.median())},

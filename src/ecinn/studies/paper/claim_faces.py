@@ -98,8 +98,8 @@ def sure_when_asked(model: Model, smile: Audit, n: int) -> tuple[Rate, float]:
 
 def recipe(model: Model) -> str:
     """Which stages of training it went through."""
-    experiment = model.checkpoint.experiment
-    taught, refined = experiment.teaching > 0, experiment.refinement is not None
+    recipe = model.checkpoint.recipe
+    taught, refined = recipe.distillation_weight > 0, recipe.finetuning is not None
     if taught and refined:
         return "taught and refined"
     return "taught" if taught else "refined" if refined else "neither taught nor refined"

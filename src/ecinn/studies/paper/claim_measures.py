@@ -52,7 +52,7 @@ class Sample:
     @property
     def smoothed_label(self) -> float:
         """1 − s + s/K: the p(y) of the right class that training asks for."""
-        smoothing = self.model.checkpoint.experiment.label_smoothing
+        smoothing = self.model.checkpoint.recipe.label_smoothing
         return 1 - smoothing + smoothing / len(self.model.class_names)
 
     @property

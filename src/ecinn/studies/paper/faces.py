@@ -61,12 +61,12 @@ class Rows:
         self.context = context
         self.name = name
         self.model: Model = context.model(name)
-        dataset = self.model.checkpoint.experiment.dataset
+        dataset = self.model.checkpoint.recipe.dataset
         data, training = (context.data(dataset, split) for split in ("test", "train"))
         self.attribute = dataset.partition("/")[2]
         everybody = torch.ones(len(data), dtype=torch.bool)
         self.places: Int[Tensor, " n"] = draw(self.model, data, everybody, n, draws)
-        self.explanation = self.model.explain(data.images[self.places], verify=False)
+        self.explanation = self.model.explain(data.images[self.places], check=False)
         order = torch.randperm(len(training), generator=draws)[:SAMPLE]
         self.sample = self.model.pixels(training.images[order])
 

@@ -143,7 +143,7 @@ def _figure_8(context: Context) -> Made:
     for step in _counted(context, "supplement of figure 8", len(FACE_MODELS)):
         name, short = list(FACE_MODELS.items())[step]
         model = context.model(name)
-        data = context.data(model.checkpoint.experiment.dataset, "test")
+        data = context.data(model.checkpoint.recipe.dataset, "test")
         sheets: list[Shown] = []
         for label in (0, 1):
             places = draw(model, data, data.labels == label, FACES // 2, draws)

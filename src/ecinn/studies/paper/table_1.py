@@ -99,9 +99,7 @@ def rows(
         )
         model = checkpoint(reported.model)
         measured = errors.get(reported.attribute) if reported.attribute else None
-        lines.append(
-            _measured(reported.name, "ours", model.experiment.beta, model.metrics, measured)
-        )
+        lines.append(_measured(reported.name, "ours", model.recipe.beta, model.metrics, measured))
         if reported.model == MNIST_PAPER.dataset:
             record = _read(recipe, "`ecinn train mnist-paper`")
             beta = record.get("settings", {}).get("beta", MNIST_PAPER.beta)
@@ -180,7 +178,7 @@ def _notes(lines: list[Row]) -> tuple[str, ...]:
         f"So MNIST's {mnist.bits_per_dim:.2f} would be {mnist.bits_per_dim + digits:.2f} exact. "
         "That convention is of noise-free images, for which a density is no code length; compare "
         "models by the exact column.",
-        "The paper's recipe, re-run: the experiment `mnist-paper`, on our implementation of "
+        "The paper's recipe, re-run: the recipe `mnist-paper`, on our implementation of "
         "IB-INN's layers. Every setting there says where it comes from, and its comment lists in "
         "which details it still differs from the authors' code: it shows what the recipe gives "
         "here, not what their program gave.",

@@ -7,7 +7,7 @@ import torch
 
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import Typicality
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -15,7 +15,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
-from ecinn.training.averaging import mix
+from ecinn.training.weight_averaging import mix
 from helpers.builders import randomise
 
 CPU = torch.device("cpu")
@@ -25,10 +25,10 @@ ARCHITECTURE = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_wid
 def model(weights_seed: int, architecture: Architecture = ARCHITECTURE) -> Checkpoint:
     classifier = GenerativeClassifier(architecture).eval()
     randomise(classifier, seed=weights_seed, scale=0.05)
-    experiment = dataclasses.replace(MNIST, architecture=architecture)
+    recipe = dataclasses.replace(MNIST, architecture=architecture)
     names = tuple(map(str, range(10)))
     mu = classifier.mu.detach()
-    return Checkpoint(experiment, classifier, mu, Typicality((0.0, 1.0)), names)
+    return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), names)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_what_cannot_be_mixed_is_refused(data: Dataset) -> None:
     with pytest.raises(InputError, match="layers differ"):
         mix(model(1), model(2, wider), 0.5, data, CPU)
     other = dataclasses.replace(
-        model(2), experiment=dataclasses.replace(model(2).experiment, dataset="fakemnist")
+        model(2), recipe=dataclasses.replace(model(2).recipe, dataset="fakemnist")
     )
     with pytest.raises(InputError, match="different data"):
         mix(model(1), other, 0.5, data, CPU)

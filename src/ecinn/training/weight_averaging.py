@@ -19,9 +19,9 @@ def mix(
     """
     if not 0 <= share <= 1:
         raise InputError(f"the share of the second model lies between 0 and 1, not at {share}")
-    if first.experiment.architecture != second.experiment.architecture:
+    if first.recipe.architecture != second.recipe.architecture:
         raise InputError("these two models cannot be mixed: their layers differ")
-    if first.experiment.dataset != second.experiment.dataset:
+    if first.recipe.dataset != second.recipe.dataset:
         raise InputError("these two models cannot be mixed: they are of different data")
     other = second.classifier.state_dict()
     weights = {
@@ -29,4 +29,4 @@ def mix(
         for name, value in first.classifier.state_dict().items()
     }
     record = {"mixed": {"share": share}, "first": first.training, "second": second.training}
-    return finish(first.experiment, data, weights, device, record)
+    return finish(first.recipe, data, weights, device, record)
