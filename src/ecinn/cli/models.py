@@ -1,36 +1,39 @@
-"""`ecinn models`: what ships, and the card of a model."""
+"""`ecinn models`: list the shipped models, or show the card of a model."""
 
-import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from ecinn.classifier.card import ModelCard, card
-from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint, shipped_models
 from ecinn.cli.app import Json, app, out, plain, print_json
 from ecinn.errors import InputError
-from ecinn.training.loop import MODEL_FILE
+
+if TYPE_CHECKING:
+    from ecinn.classifier.card import ModelCard
 
 
 @app.command("models")
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="A model's name or path, for its card.")
+        str | None, typer.Argument(help="A model's name or path, to show its card.")
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the card as Markdown.")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """List the models that come with the package, or show all that is known of one."""
+    """List the models that come with the package, or show the card of one."""
+    import dataclasses
+
+    from ecinn.classifier.card import card
+    from ecinn.classifier.checkpoint import load_checkpoint
+
     if markdown and json_output:
-        raise InputError("--markdown and --json are two ways to print a card: leave one out")
+        raise InputError("--markdown and --json exclude each other: leave one out")
     if model is None:
         if markdown:
-            raise InputError("--markdown prints the card of a model: name one")
+            raise InputError("--markdown prints the card of a model: give its name or path")
         _list(json_output=json_output)
         return
     about = card(load_checkpoint(model), _file(model).stat().st_size, model)
@@ -43,7 +46,10 @@ def models(
 
 
 def _file(model: str) -> Path:
-    """The file that `load_checkpoint` read."""
+    """Return the file that `load_checkpoint` reads."""
+    from ecinn.classifier.checkpoint import SHIPPED, shipped_models
+    from ecinn.training.loop import MODEL_FILE
+
     if model in shipped_models():
         return SHIPPED / f"{model}.safetensors"
     path = Path(model)
@@ -51,7 +57,11 @@ def _file(model: str) -> Path:
 
 
 def _list(*, json_output: bool) -> None:
-    rows = []
+    from rich.table import Table
+
+    from ecinn.classifier.checkpoint import load_checkpoint, shipped_models
+
+    rows: list[dict[str, Any]] = []
     for name in shipped_models():
         checkpoint = load_checkpoint(name)
         rows.append(
@@ -68,24 +78,26 @@ def _list(*, json_output: bool) -> None:
         print_json(rows)
         return
     columns = ("model", "data", "error", "bits/dim", "reached q", "size")
-    table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # fits 80 columns
     for column in table.columns[:2]:
-        column.no_wrap = True  # what people type next
+        column.no_wrap = True  # names that people type next
     for row in rows:
-        metrics: Any = row["metrics"]
+        metrics = row["metrics"]
         table.add_row(
             f"[bold]{row['name']}[/]",
-            str(row["data"]),
+            row["data"],
             f"{100 * metrics['error']:.2f} %" if "error" in metrics else "–",
             f"{metrics['bits_per_dim']:.2f}" if "bits_per_dim" in metrics else "–",
             f"{100 * metrics['reached_q']:.2f} %" if "reached_q" in metrics else "–",
-            f"{int(row['bytes']) / 2**20:.1f} MiB",  # type: ignore[call-overload]
+            f"{row['bytes'] / 2**20:.1f} MiB",
         )
     out.print(table)
 
 
-def _print_card(about: ModelCard) -> None:
-    """The sections of `ModelCard.markdown` as a terminal shows them."""
+def _print_card(about: "ModelCard") -> None:
+    """Print the sections of `ModelCard.markdown` for a terminal."""
+    from rich.table import Table
+
     out.print(f"[bold]{plain(about.name)}[/]\n{plain(about.summary)}")
     for section in about.sections:
         out.print(f"\n[bold]{plain(section.title)}[/]")
