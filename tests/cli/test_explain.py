@@ -1,4 +1,4 @@
-"""The command line as people use it: what it writes, prints, and says when something is wrong."""
+"""`ecinn explain` as people use it: what it writes, prints, and says when something is wrong."""
 
 import json
 import os
@@ -12,32 +12,10 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from ecinn import cli
-from ecinn.cli import app
 from ecinn.cli.explain import _describe as describe
-from ecinn.data.mnist import load_mnist
-from ecinn.errors import EcinnError
-from ecinn.training import loop as training
 from helpers.command_line import fails, run
 
 THREE = 18  # the first three among the test images
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Path:
-    path = tmp_path / "three.png"
-    Image.fromarray(load_mnist("test").images[THREE][0].numpy()).save(path)
-    return path
-
-
-def test_models_lists_what_ships() -> None:
-    code, stdout, _ = run("models")
-    assert code == 0
-    assert "mnist" in stdout
-    code, stdout, _ = run("models", "--json")
-    row = next(row for row in json.loads(stdout) if row["name"] == "mnist")
-    assert row["classes"] == list("0123456789")
-    assert 0 < row["metrics"]["error"] < 0.01
 
 
 def test_explain_writes_a_picture_and_the_raw_counterfactuals(three: Path, tmp_path: Path) -> None:
@@ -152,15 +130,12 @@ def test_bad_models(three: Path, tmp_path: Path) -> None:
     assert "mnist" in fails("explain", three, "--model", "resnet")
     (tmp_path / "bad.safetensors").write_bytes(b"junk")
     assert "damaged" in fails("explain", three, "--model", tmp_path / "bad.safetensors")
-    assert "mnist" in fails("evaluate", "resnet")
-    assert "mnist" in fails("train", "resnet", "--out", tmp_path)
 
 
 def test_output_that_cannot_be_written(three: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = fails("explain", three, "--target", 8, "--out", tmp_path / "file" / "sub")
     assert "cannot write to the folder" in message
-    assert "cannot write" in fails("train", "mnist", "--out", tmp_path / "file" / "sub")
 
 
 def test_no_gpu_is_said(three: Path) -> None:
@@ -189,84 +164,6 @@ def test_disk_full_is_one_line_and_leaves_no_partial_file(three: Path, tmp_path:
         with Image.open(path) as whole:
             whole.load()
     assert not list(out.glob(".*"))
-
-
-def test_what_fails_inside_is_one_line_too(three: Path, monkeypatch) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("not enough\nmemory")
-
-    monkeypatch.setattr(cli.explain, "load", broken)
-    assert "not enough memory" in fails("explain", three, code=1)
-    monkeypatch.setenv("ECINN_DEBUG", "1")
-    with pytest.raises(RuntimeError):
-        run("explain", three)
-
-
-def test_interrupt_is_no_traceback_and_says_how_to_go_on(three, tmp_path, monkeypatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.explain, "load", interrupted)
-    code, _, stderr = run("explain", three)
-    assert code == 130
-    assert "Traceback" not in stderr
-    monkeypatch.setattr(training, "train", interrupted)
-    assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
-    (tmp_path / "state.safetensors").touch()
-    assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
-
-
-def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, three) -> None:
-    """The whole way through the command line, on a network small enough for a test."""
-    import dataclasses
-
-    from ecinn.classifier.recipes import MNIST
-    from ecinn.flow.network import Stage
-
-    small = dataclasses.replace(
-        MNIST,
-        architecture=dataclasses.replace(
-            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
-        ),
-        learning_rate=1e-2,
-    )
-    monkeypatch.setattr(cli.train, "find_recipe", lambda name: small)
-    monkeypatch.setattr(
-        cli.train,
-        "load_images",
-        lambda dataset, split, celeba: load_mnist(split).first(1000 if split == "train" else 200),
-    )
-    run_folder = tmp_path / "run"
-    code, stdout, stderr = run(
-        "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 1000,
-        "--batch-size", 32, "--device", "cpu", "--tensorboard", "--refine-epochs", 0,
-    )  # fmt: skip
-    assert code == 0, stderr
-    assert "epoch 3/3" in stderr
-    assert "wrote" in stdout
-    record = json.loads((run_folder / "training.json").read_text())
-    assert record["settings"]["epochs"] == 3
-    assert len(record["curve"]) == 3
-    assert record["metrics"]["n"] == 200
-    assert list((run_folder / "tensorboard").iterdir())
-    assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
-    code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
-    assert code == 0, stderr
-    refined = tmp_path / "refined"
-    code, _, stderr = run(
-        "train", "mnist", "--out", refined, "--from", run_folder, "--refine-epochs", 1,
-        "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
-    )  # fmt: skip
-    assert code == 0, stderr
-    record = json.loads((refined / "training.json").read_text())
-    assert record["settings"]["finetuning"]["proximity"] == 2.5
-    assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
-    assert len(record["first_stage"]["curve"]) == 3
-    assert len(record["curve"]) == 1
-    assert record["metrics"]["n"] == 128
-    assert "there must be a second" in fails(
-        "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
-    )
 
 
 def test_asked_confidence_is_given_or_refused_in_words(three: Path, tmp_path: Path) -> None:
@@ -312,50 +209,6 @@ def test_several_targets_and_flags_that_contradict(three: Path, tmp_path: Path) 
     assert "leave one out" in fails("explain", three, "--correct", "--no-check")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("explain", "--film", "mp4"), "'gif', 'webp'"),
-        (("explain", "--nothing"), "--nothing"),
-        (("nobody",), "nobody"),
-        (("audit", "mnist", "--n", "few"), "--n"),
-        (("train",), "EXPERIMENT"),
-    ],
-)
-def test_what_cannot_be_parsed_is_one_line_with_the_way_to_help(
-    arguments: tuple[str, ...], says: str
-) -> None:
-    line = fails(*arguments)
-    assert says.lower() in line.lower()
-    assert "--help`)" in line
-
-
-def test_without_a_command_there_is_help() -> None:
-    for arguments in ((), ("benchmark",)):
-        code, stdout, stderr = run(*arguments)
-        assert code == 2
-        assert "Usage" in stdout + stderr
-        assert "error:" not in stderr
-    assert run("--help")[0] == 0
-
-
-def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.explain, "load", interrupt)
-    assert fails("explain", "--sample", 1, code=130) == "error: interrupted"
-
-
-def test_sentences_are_not_broken_where_nobody_reads_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(app.out, "_width", 40)
-    words = "a sentence that is longer than forty letters, as most are"
-    app.out.print(words)
-    assert capsys.readouterr().out == words + "\n"
-
-
 def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
     """Sample 18, an untidy three, has no 8-bit image on its way to 1 that is that sure."""
     arguments = ["explain", "--sample", 18, "--target", 1, "--confidence", 0.999]
@@ -399,28 +252,3 @@ def test_film_shows_the_way_there_and_back(three: Path, tmp_path: Path, kind: st
     with Image.open(film["plot"]) as plot:
         assert plot.size == (448, 240)
     assert "gif" in run("explain", three, "--film", "mp4")[2]
-
-
-def test_evaluate_prints_one_object(mnist) -> None:
-    code, stdout, _ = run("evaluate", "mnist", "--limit", 100, "--json")
-    assert code == 0
-    result = json.loads(stdout)
-    assert result["n"] == 100
-    for key in ("model", "error", "bits_per_dim", "bits_per_dim_paper", "reached_q"):
-        assert key in result
-    code, stdout, _ = run("evaluate", "mnist", "--limit", 100)
-    assert "bits per dim" in stdout
-    assert "--limit" in run("evaluate", "mnist", "--limit", 0)[2]
-
-
-def test_errors_carry_their_exit_code() -> None:
-    assert EcinnError.exit_code == 1
-
-
-def test_help_runs_as_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ecinn", "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0
-    for command in ("models", "explain", "train", "evaluate"):
-        assert command in done.stdout
