@@ -25,7 +25,6 @@ from ecinn.data.celeba import ATTRIBUTES, class_names
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import convincing_latent
-from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import heatmaps as measure
 from ecinn.metrics.statistics import bootstrap_interval, proportion
 from ecinn.model import Model
@@ -61,12 +60,12 @@ def audit(
         split: the split that `data` is, for the report.
     """
     if not isinstance(others, Mapping):
-        others = {other.checkpoint.recipe.name: other for other in others}
+        others = {other.name: other for other in others}
     _check(model, data, others, n)
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(len(data), generator=generator)[:n]
     images, labels = data.images[index].cpu(), data.labels[index].cpu()
-    classes, dataset = len(model.class_names), model.checkpoint.recipe.dataset
+    classes, dataset = len(model.class_names), model.recipe.dataset
     offsets = [torch.randperm(classes - 1, generator=generator) + 1 for _ in range(classes)]
     report = counter(observe, "changing images", len(images))
     flips = _flip(model, images, lambda p: _targets_in_turn(p, offsets), report)
@@ -92,7 +91,7 @@ def audit(
     wrong = (flips.p != labels).nonzero()[:, 0]
     by_confidence = flips.before.posterior[wrong].amax(1).argsort(descending=True, stable=True)
     return Audit(
-        model=model.checkpoint.recipe.name,
+        model=model.name,
         dataset=dataset,
         split=split,
         seed=seed,
@@ -149,10 +148,9 @@ def _predict(
     model: Model, images: StoredImages, report: Callable[[int], None]
 ) -> tuple[Tensor, Prediction]:
     """Encode images; return their latents, on the model's device, and the prediction."""
-    mu, batches, done = model.classifier.mu, [], 0
+    mu, batches, done = model.mu, [], 0
     for batch in images.split(BATCH_SIZE):
-        with exact_convolutions():
-            z, log_det = model.classifier.encode_with_log_det(to_pixels(batch.to(model.device)))
+        z, log_det = model.encode_with_log_det(to_pixels(batch.to(model.device)))
         log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
         posterior = equations.log_posterior(z, mu).exp()
         flags = model.ood.flags(z, z - model.mu_bar[posterior.argmax(1)], log_p)
@@ -176,9 +174,8 @@ def _flip(
     q, decoded = targets(p), []
     for rows in torch.arange(n).split(BATCH_SIZE):
         labels = (p[rows].to(z.device), q[rows].to(z.device))
-        moved = convincing_latent(z[rows], model.classifier.mu, model.mu_bar, *labels)
-        with exact_convolutions():
-            decoded.append(model.classifier.decode(moved).cpu())
+        moved = convincing_latent(z[rows], model.mu, model.mu_bar, *labels)
+        decoded.append(model.decode(moved).cpu())
         report((n + int(rows[-1]) + 1) // 2)
     x_hat = torch.cat(decoded)
     return Flips(before, p, q, equations.heatmap(to_pixels(images), x_hat), to_uint8(x_hat))
@@ -261,11 +258,11 @@ def _compare(name: str, ours: Flips, theirs: Flips, generator: torch.Generator) 
 def _check(model: Model, data: Dataset, others: Mapping[str, Model], n: int) -> None:
     if min(n, len(data)) < 2:
         raise InputError(f"an audit needs at least 2 images, not {min(n, len(data))}")
-    shape, classes = model.classifier.image_shape, len(model.class_names)
+    shape, classes = model.image_shape, len(model.class_names)
     if data.images.shape[1:] != shape:
         raise InputError(f"the model needs images of {shape}, not {tuple(data.images.shape[1:])}")
     for name, other in others.items():
-        other_shape, other_classes = other.classifier.image_shape, len(other.class_names)
+        other_shape, other_classes = other.image_shape, len(other.class_names)
         if (other_shape, other_classes) != (shape, classes):
             raise InputError(
                 f"{name} classifies images of {other_shape} into {other_classes} classes, this "

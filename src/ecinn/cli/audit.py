@@ -41,7 +41,7 @@ def audit(
     page = out_file or Path(f"{_name(model)}-audit.html")
     if page.is_dir():
         raise InputError(f"{page} is a folder: give --out the name of a file")
-    dataset = loaded.checkpoint.recipe.dataset
+    dataset = loaded.recipe.dataset
     data = load_images(dataset, split.value, celeba)
     output_folder(page.parent)
     with bars() as observe:

@@ -7,7 +7,6 @@ import typer
 
 from ecinn.cli.app import app, err, out, plain
 from ecinn.cli.progress import CelebA, load_images
-from ecinn.errors import InputError
 
 TOKEN = "ECINN_TOKEN"
 
@@ -30,15 +29,11 @@ def serve(
     """
     import torch
 
-    try:
-        from ecinn.web.app import create_app
-        from ecinn.web.catalogue import DEFAULT_MODELS, load_catalogue
-        from ecinn.web.server import LOOPBACK, is_loopback, listen, run
-        from ecinn.web.settings import Settings
-    except ImportError as error:
-        raise InputError(
-            f"serving needs more packages: pip install 'ecinn[serve]' ({error})"
-        ) from None
+    from ecinn.web.app import create_app
+    from ecinn.web.catalogue import DEFAULT_MODELS, load_catalogue
+    from ecinn.web.server import LOOPBACK, is_loopback, listen, run
+    from ecinn.web.settings import Settings
+
     token = os.environ.get(TOKEN) or None
     local = is_loopback(host)
     listening = listen(host, port)

@@ -52,8 +52,11 @@ def explanation(e: Explanation) -> dict[str, Any]:
             overlay = overlay_array(to_uint8(e.x[row]), heatmap, limit)
             target["tipping_point"]["image"] = _image_url(e.stored_tipping_point[row, column])
             target["convincing"]["image"] = _image_url(e.stored_convincing[row, column])
-            target["heatmap"] = _url(pictures.heatmap_array(heatmap, limit))
-            target["overlay"] = _url(overlay)
+            target["heatmap"] = {
+                "full_colour": limit,
+                "image": _url(pictures.heatmap_array(heatmap, limit)),
+                "overlay": _url(overlay),
+            }
             target["sentences"] = sentences(e, row, column)
             if e.path is not None:
                 images = e.path.images[row, column]

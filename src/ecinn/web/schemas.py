@@ -205,6 +205,14 @@ class Counterfactual(BaseModel):
     image: Png
 
 
+class Heatmap(BaseModel):
+    """The change of the convincing image: white is zero, red is lighter, blue is darker."""
+
+    full_colour: float = Field(description="Change of a pixel in [0, 1] drawn in full colour.")
+    image: Png
+    overlay: Png = Field(description="The heatmap over the input.")
+
+
 class TargetAnswer(BaseModel):
     """The explanation of an image against one target."""
 
@@ -225,8 +233,7 @@ class TargetAnswer(BaseModel):
     )
     tipping_point: Counterfactual
     convincing: Counterfactual
-    heatmap: Png = Field(description="Zero is white; red is lighter, blue is darker.")
-    overlay: Png = Field(description="The heatmap over the input.")
+    heatmap: Heatmap
     sentences: list[str] = Field(examples=[["The stored image is classified as an 8 (99.7 %)."]])
     path: PathAnswer | None
 
@@ -242,8 +249,8 @@ class ImageAnswer(Prediction):
     targets: list[TargetAnswer]
 
 
-class Skipped(BaseModel):
-    """An image that was not explained."""
+class Failure(BaseModel):
+    """An image that was not explained, such as one already predicted as a target."""
 
     index: int = Field(description="Its position in the request.")
     source: str | None
@@ -258,7 +265,7 @@ class ExplainAnswer(BaseModel):
     confidence: float | None
     passes: int = Field(description="Network evaluations, without corrections.")
     images: list[ImageAnswer]
-    skipped: list[Skipped] = Field(description="Images already predicted as a target.")
+    failures: list[Failure]
 
 
 class HealthAnswer(BaseModel):

@@ -56,7 +56,8 @@ def static_answer(files: Mapping[str, StaticFile], name: str, request: Request) 
 
 def documentation(document: Mapping[str, Any]) -> Response:
     """Return a page with every operation of an OpenAPI document; needs neither CDN nor script."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
     page = environment.get_template("docs.html").render(document=document)
     style = page.partition("<style>")[2].partition("</style>")[0]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -1,16 +1,16 @@
-/** The surface people draw on: pen, dots, test pictures and photographs. */
+/** The drawing surface: pen, dots, test pictures and photographs. */
 
 import { Photo } from "./photo.js";
 import { PEN, SIDE, drawSoftly, framed, inPlace } from "./strokes.js";
 
-/** Where a face is in the pictures the networks learned from, in fractions of the side. */
+/** Position of a face in the training pictures, in fractions of the side. */
 const FACE = { x: 0.5, y: 0.59, width: 0.31, height: 0.4, eyes: 0.51 };
 
 export class Easel {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {{changed: () => void, settled: () => void}} listener told while a stroke is drawn and
-   *   when it ends
+   * @param {{changed: () => void, settled: () => void}} listener called while a stroke is drawn
+   *   and when it ends
    */
   constructor(canvas, listener) {
     this.canvas = canvas;
@@ -44,7 +44,7 @@ export class Easel {
     return this.untouched && !this.bitmap && !this.photo;
   }
 
-  /** Whether what is shown is as the test picture was, untouched. */
+  /** True if nothing was drawn on the test picture. */
   get untouched() {
     return !this.strokes.length && this.dot === null;
   }
@@ -66,7 +66,7 @@ export class Easel {
     this.paint();
   }
 
-  /** @param {Uint8Array} pixels a digit as it was read, for instance from a link */
+  /** @param {Uint8Array} pixels a digit at the size of the network, for instance from a link */
   async showPixels(pixels) {
     this.show(await createImageBitmap(greyImage(pixels)));
   }

@@ -1,21 +1,21 @@
-/** One slider from the input over the tipping point to convincing and beyond. */
+/** The slider from the input to the tipping point, the counterfactual and beyond. */
 
 import { percent } from "./words.js";
 
-/** A share of the whole within which a pointer is drawn to a stop. */
+/** Distance, as a share of the slider, within which it snaps to a stop. */
 const PULL = 0.012;
 const CROWDED = 0.2;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Where the slider has names, in order; it comes to rest at the convincing picture.
- * @param {string} name what that is called
+/** The named stops of the slider, in order; it comes to rest at the counterfactual.
+ * @param {string} name the name of that stop
  */
-export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end, name) {
+export function stopsOf({ tippingAlpha, alpha }, end, name) {
   const stops = [
     { alpha: 0, name: "input" },
-    { alpha: tipping, name: "tips here" },
-    { alpha: convincing, name, rest: true },
+    { alpha: tippingAlpha, name: "tipping point" },
+    { alpha, name, rest: true },
   ].sort((a, b) => a.alpha - b.alpha);
   return stops.at(-1).alpha < end ? [...stops, { alpha: end, name: "beyond" }] : stops;
 }
@@ -23,7 +23,7 @@ export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end, name) {
 export class Slider {
   /**
    * @param {{input: HTMLInputElement, stops: HTMLElement, play: HTMLButtonElement}} parts
-   * @param {(step: number) => void} moved told which frame to show
+   * @param {(step: number) => void} moved receives the frame to show
    */
   constructor(parts, moved) {
     Object.assign(this, parts);
