@@ -125,7 +125,7 @@ class Prediction:
 
 @torch.inference_mode()
 def predict_jointly(
-    model: Model, network: InvertibleClassifier, batches: Sequence[Images]
+    model: Model, network: InvertibleClassifier, batches: Sequence[Tensor]
 ) -> list[Prediction | InputError]:
     """Predict the images of all requests with one encode."""
     z, log_det = network.encode_with_log_det(torch.cat(list(batches)))
