@@ -1,7 +1,7 @@
 """The service as an ASGI application."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -27,7 +27,12 @@ _DESCRIPTION = (
     "change for the classifier to predict another class. Errors are one line of JSON: "
     '{"error": "…"}.'
 )
-_STATUSES = {InputError: 422, UnknownError: 404, TooLargeError: 413, WrongTypeError: 415}
+_STATUSES: Mapping[type[Exception], int] = {
+    InputError: 422,
+    UnknownError: 404,
+    TooLargeError: 413,
+    WrongTypeError: 415,
+}
 
 
 def create_app(

@@ -109,7 +109,7 @@ class Question:
 
     def images(self, classes: int) -> int:
         """Images that the network evaluates: the inputs, and two and a path per target."""
-        targets = {"all": classes - 1, None: 1}.get(self.targets) or len(self.targets or ())
+        targets = classes - 1 if self.targets == "all" else len(self.targets or (0,))
         return len(self.pixels) * (1 + targets * (2 + self.steps))
 
 
@@ -163,10 +163,10 @@ def explain_jointly(
         options = (q.shape[1], question.confidence, question.correct)
         groups.setdefault(options, []).append(place)
     for (_, confidence, correct), places in groups.items():
-        rows = torch.cat([torch.arange(len(x))[slices[place]] for place in places])
-        joined = x[rows]
+        chosen = torch.cat([torch.arange(len(x))[slices[place]] for place in places])
+        joined = x[chosen]
         explanation = explain(
-            EncodedNetwork(network, joined, z[rows], log_det[rows]),
+            EncodedNetwork(network, joined, z[chosen], log_det[chosen]),
             model.mu_bar,
             joined,
             torch.cat([targets[place] for place in places]),
