@@ -165,7 +165,8 @@ class Model:
                 continue
             parts.append(dataclasses.replace(part, indices=part.indices + start))
             skipped += [dataclasses.replace(s, index=s.index + start) for s in part.skipped]
-            observe(Progress("explaining", rows.stop, total))
+            if total > BATCH_SIZE:
+                observe(Progress("explaining", rows.stop, total))
         if not parts:
             assert failure is not None
             raise failure

@@ -81,7 +81,7 @@ def explain(
             path=None if film is None else frames,
             check=check,
             correct=correct,
-            observe=lambda p: observe(p.task, p.done, p.total),
+            observe=observe,
         )
     folder = output_folder(out_dir)
     report = write_pictures(explanation, folder, None if film is None else film.value)
