@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.data.photographs import Photograph, fit_photograph, read_photograph
+from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
 from ecinn.explanation.result import Explanation
@@ -130,9 +130,7 @@ class Model:
         """A file or Pillow image as the model reads it, with what had to be done to it."""
         digit = self.checkpoint.recipe.digits
         shape = self.classifier.image_shape
-        if isinstance(image, Image.Image):
-            return fit_photograph(image, shape, digit=digit)
-        return read_photograph(Path(image), shape, digit=digit)
+        return read_photograph(image, shape, digit=digit)
 
     def _tensor_pixels(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
         """8-bit values, or floats that are pixels of [0, 1] already."""

@@ -52,7 +52,7 @@ def load_images(dataset: str, split: Split, celeba: Path | None = None) -> Datas
             dataset,
             split,
             celeba,
-            observe=lambda done, total: observe("decoding images", done, total),
+            observe=lambda progress: observe(progress.task, progress.done, progress.total),
         )
 
 
