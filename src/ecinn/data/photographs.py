@@ -89,7 +89,8 @@ def _open(source: object, notes: list[str]) -> Image.Image:
         if picture.width * picture.height > MAX_PIXELS:
             raise InputError(f"{name} is too large ({size} pixels, {limit}")
         picture.load()
-        frames = getattr(picture, "n_frames", 1)
+        # A Pillow image is at the frame that the caller chose.
+        frames = 1 if picture is source else getattr(picture, "n_frames", 1)
     except Image.DecompressionBombError:
         raise InputError(f"{name} is too large (far too many pixels, {limit}") from None
     except UnidentifiedImageError:
