@@ -448,9 +448,10 @@ def test_attribute_explains_any_network_against_a_target_for_every_image() -> No
 @pytest.mark.parametrize(
     ("network", "change", "says"),
     [
-        ("inn", {"target": "d"}, "there is no class 'd'; choose one of a, b, c"),
+        ("inn", {"target": "d"}, "'d'.*a, b, c"),
+        ("inn", {"target": "all"}, "number of a target class, not 'all'"),
         ("inn", {"target": 5}, "classes 0 to 2"),
-        ("cnn", {"target": "a"}, "no class names"),
+        ("cnn", {"target": "a"}, "number of a target class"),
         ("cnn", {"images": "face.png"}, "tensor of pixels"),
         ("cnn", {"images": torch.zeros(2, 8, 8)}, "shape"),
         ("cnn", {"method": "ecinn"}, "invertible"),

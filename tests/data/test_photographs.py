@@ -164,12 +164,12 @@ def enormous_png(path: Path, side: int) -> None:
     [
         ("missing", "no such file"),
         ("folder", "is a folder"),
-        ("text", "is not a picture"),
+        ("text", "is not an image"),
         ("empty", "is empty"),
         ("truncated", "is damaged or incomplete"),
         ("huge", "is too large"),
         ("bomb", "is too large"),
-        ("zero", "is not a picture"),
+        ("zero", "is not an image"),
     ],
 )
 def test_unusable_files_are_refused_in_one_line(kind: str, words: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Attribution(Heatmaps):
 def attribute(
     model: Model | nn.Module,
     images: ImagesLike,
-    target: int | str | Sequence[int] | Labels,
+    target: int | str | Sequence[int | str] | Labels,
     method: HeatmapMethod = "ecinn",
     *,
     p: int | Sequence[int] | Labels | None = None,
@@ -116,7 +116,7 @@ def attribute(
     Args:
         model: the result of `ecinn.load`, or any network from pixels in [0, 1] to class scores.
         images: images of any kind for a `Model`; pixels as a float tensor for other networks.
-        target: class number, class name of a `Model`, or a class for every image.
+        target: a class for all images or for every image; a `Model` also takes class names.
         method: one of `METHODS`; "ecinn" needs a `Model`.
         p: classes to explain instead of the predicted ones.
         baselines: training images. Integrated Gradients and DeepLift compare with their mean, or
@@ -129,11 +129,7 @@ def attribute(
         explained = ExplainedINN(model.classifier, model.mu_bar)
         x = model.pixels(images)
         compared = None if baselines is None else model.pixels(baselines)
-        if isinstance(target, str):
-            if target not in model.class_names:
-                names = ", ".join(model.class_names)
-                raise InputError(f"there is no class {target!r}; choose one of {names}")
-            target = model.class_names.index(target)
+        target = model.targets(target)
         if p is None:
             p = model.predict(x).argmax(1)
     else:
@@ -141,12 +137,12 @@ def attribute(
         _require_network(model)
         if not isinstance(images, Tensor) or not isinstance(baselines, Tensor | None):
             raise InputError("only models of ecinn.load take other images than a tensor of pixels")
-        if isinstance(target, str):
-            raise InputError(f"this network has no class names: give a number, not {target!r}")
         x, compared = images, baselines
         _require_pixels(x)
         if p is None:
             p = class_scores(model, x, BATCH_SIZE).argmax(1)
+    if isinstance(target, str):
+        raise InputError(f"give the number of a target class, not {target!r}")
     labels = [torch.as_tensor(given, device=x.device) for given in (p, target)]
     p, q = (label if label.ndim else label.expand(len(x)) for label in labels)
     mean = None if compared is None else compared.mean(0)

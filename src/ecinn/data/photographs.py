@@ -94,7 +94,7 @@ def _open(source: object, notes: list[str]) -> Image.Image:
     except Image.DecompressionBombError:
         raise InputError(f"{name} is too large (far too many pixels, {limit}") from None
     except UnidentifiedImageError:
-        raise InputError(f"{name} is not a picture: give a PNG, JPEG or similar file") from None
+        raise InputError(f"{name} is not an image file: give a PNG, JPEG or similar") from None
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError) as error:
