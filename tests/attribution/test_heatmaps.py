@@ -429,6 +429,9 @@ def test_attribute_explains_a_models_prediction(method) -> None:
     )  # fmt: skip
     assert torch.equal(a.maps, expected.maps)
     assert a.passes == expected.passes
+    seed = torch.Generator().manual_seed(5)
+    other = attribute(model, x[rows], 2, method, baselines=pool, settings=FEW, generator=seed)
+    assert torch.equal(other.maps, a.maps) == ("shap" not in method)
     by_number = attribute(model, data.images[rows], 2, method, baselines=pool, settings=FEW)
     assert torch.equal(by_number.maps, a.maps)
 
@@ -455,6 +458,7 @@ def test_attribute_explains_any_network_against_a_target_for_every_image() -> No
         ("cnn", {"images": "face.png"}, "tensor of pixels"),
         ("cnn", {"images": torch.zeros(2, 8, 8)}, "shape"),
         ("cnn", {"method": "ecinn"}, "invertible"),
+        ("cnn", {"batch_size": 1}, "batch_size"),
         ("function", {}, r"ecinn\.load"),
         ("training", {}, r"eval\(\)"),
         ("pixels", {}, "scores of shape"),

@@ -143,6 +143,17 @@ def test_only_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
     photograph = read_photograph(tmp_path / "film.gif", (1, 8, 8), digit=False)
     assert photograph.image.unique().tolist() == [10]
     assert photograph.notes[0] == "only the first of 3 frames was used"
+    with Image.open(tmp_path / "film.gif") as picture:
+        picture.seek(1)
+        chosen = read_photograph(picture, (1, 8, 8), digit=False)
+    assert chosen.image.unique().tolist() == [200]
+    assert "frames" not in " ".join(chosen.notes)
+
+
+def test_previews_in_a_phones_photograph_are_not_noted(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), (value, 0, 0)) for value in (10, 200)]
+    frames[0].save(tmp_path / "phone.mpo", save_all=True, append_images=frames[1:])
+    assert read_photograph(tmp_path / "phone.mpo", (3, 8, 8), digit=False).notes == ()
 
 
 def enormous_png(path: Path, side: int) -> None:

@@ -4,7 +4,6 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,22 +13,12 @@ from torch import Tensor
 
 from ecinn.errors import InputError
 
+Source = str | Path | bytes | io.IOBase | Image.Image
+"""A path, the contents of an image file, a file opened in binary mode, or a Pillow image."""
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: four bytes a pixel must fit in memory."""
 DIGIT_BOX = 20
 """MNIST's digits fill a box of 20 of the 28 pixels."""
-
-
-@runtime_checkable
-class BinaryFile(Protocol):
-    """A file opened in binary mode, or anything else that can be read like one."""
-
-    def read(self) -> bytes:
-        """Return all of its contents."""
-
-
-Source = str | Path | bytes | BinaryFile | Image.Image
-"""A path, the contents of an image file, a file object, or a Pillow image."""
 
 
 @dataclass(frozen=True)
