@@ -22,7 +22,9 @@ MAX_STEPS = 1000
 MAX_PICTURES = 20_000
 """Limit on the images of all paths together, which guards against running out of memory."""
 
-Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
+Targets = (
+    int | Sequence[int] | Literal["all"] | Int[Tensor, " targets"] | Int[Tensor, "batch targets"]
+)
 
 
 def class_means(

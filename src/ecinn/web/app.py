@@ -102,7 +102,8 @@ def _add_errors(app: FastAPI) -> None:
     """Answer every error with one line and the right status."""
 
     async def known(_: Request, error: Exception) -> Response:
-        return error_answer(_STATUSES[type(error)], str(error))
+        status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+        return error_answer(status, str(error))
 
     for kind in _STATUSES:
         app.add_exception_handler(kind, known)
