@@ -184,7 +184,7 @@ def test_a_link_restores_a_drawing_its_target_and_alpha(visitor: Visitor) -> Non
 def test_the_requested_confidence(visitor: Visitor, mnist: Model, asked: float) -> None:
     page = visitor.open("/#model=mnist&sample=90&target=8")
     page.select_option("#confidence", str(asked))
-    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} % requested")
+    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} %")
     settled(page)
     digit = load_mnist("test").images[90:91]
     expected = mnist.explain(digit, 8, confidence=asked, correct=True)

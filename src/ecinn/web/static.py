@@ -58,6 +58,7 @@ def documentation(document: Mapping[str, Any]) -> Response:
     """Return a page with every operation of an OpenAPI document; needs neither CDN nor script."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     page = environment.get_template("docs.html").render(document=document)
     style = page.partition("<style>")[2].partition("</style>")[0]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

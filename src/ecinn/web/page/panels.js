@@ -73,7 +73,7 @@ export function markTargets(group, model, p, q) {
   [...group.children].forEach((button, label) => {
     button.disabled = p === null || label === p;
     button.setAttribute("aria-pressed", String(label === q));
-    button.setAttribute("aria-label", `Change it into ${named(model, label)}`);
+    button.setAttribute("aria-label", `Change to ${named(model, label)}`);
   });
 }
 

@@ -4,7 +4,8 @@ import { percent } from "./words.js";
 
 /** Distance, as a share of the slider, within which it snaps to a stop. */
 const PULL = 0.012;
-const CROWDED = 0.2;
+/** Stops that are closer than this, in pixels, have no room for both names between them. */
+const CROWDED = 130;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -45,7 +46,7 @@ export class Slider {
     this.align();
   }
 
-  /** Nothing to show until the next path is there. */
+  /** Shows nothing until the next path arrives. */
   forget() {
     this.stop();
     this.frames = [];
@@ -61,23 +62,24 @@ export class Slider {
     return button;
   }
 
-  /** Names of stops that lie close together lean away from each other; the outer ones give way. */
+  /** Places the names of stops that are close together on their outer sides. */
   align() {
-    const [, second, third] = this.marks.map(({ alpha }) => alpha / this.end);
+    const width = this.stops.clientWidth;
+    const [, second, third] = this.marks.map(({ alpha }) => (width * alpha) / this.end);
     let leans = ["right", "middle", "left", "left"];
-    if (second < CROWDED) leans = ["bare", "right", "left", "left"];
+    if (second < 0.7 * CROWDED) leans = ["bare", "right", "left", "left"];
     else if (third - second < CROWDED) leans = ["right", "left", "right", "bare"];
     [...this.stops.children].forEach((button, i) => (button.dataset.lean = leans[i]));
   }
 
-  /** The frame to show there; a stop that is near draws it to itself. */
+  /** The frame at this α, or that of a stop nearby. */
   nearest(alpha) {
     const stop = closest(this.marks, alpha);
     const pulled = Math.abs(stop.alpha - alpha) < PULL * this.end;
     return this.frames.indexOf(closest(this.frames, pulled ? stop.alpha : alpha));
   }
 
-  /** What a person asked for: ends any animation. */
+  /** Moves there and ends any animation. */
   scrub(alpha) {
     if (!this.frames.length) return;
     this.stop();

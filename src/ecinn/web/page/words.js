@@ -47,7 +47,7 @@ export function whole(confidence) {
 
 /** The name of the slider's stop at the counterfactual. */
 export function restName(confidence) {
-  return confidence === null ? "convincing" : `${whole(confidence)} requested`;
+  return confidence === null ? "convincing" : whole(confidence);
 }
 
 /** The confidence that was obtained; the service adds a sentence if it is the highest reachable. */
