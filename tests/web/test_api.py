@@ -98,7 +98,7 @@ def test_predictions_are_the_models_for_every_kind_of_input(
     odd = post(address, "predict", {"model": "mnist", "images": [{"pixels": noise}]}).json()
     assert odd["images"][0]["typical"] is False
     assert odd["images"][0]["out_of_distribution"]
-    assert "unlike the training images" in odd["images"][0]["caution"]
+    assert "does not look like a training image" in odd["images"][0]["caution"]
 
 
 def test_explain_is_the_librarys_explanation(

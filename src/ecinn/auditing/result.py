@@ -98,7 +98,7 @@ class Comparison:
     agreement: Interval
     """Share of images for which both models predict the same class number."""
     correlation: float | None
-    """Of the predictions; None for more than two classes, or if only one is predicted."""
+    """Correlation of the predictions; None for more than two classes or a constant prediction."""
     absolute: Map
     """The other model's mean |x̂ − x|."""
 
@@ -112,7 +112,7 @@ class Group:
     error: Interval
     false_positive: Interval | None
     false_negative: Interval | None
-    """Of two classes, class 1 being positive."""
+    """Rates with two classes, class 1 being positive; None otherwise."""
     reached: Interval
     """Stored counterfactuals that are classified as their target."""
     change: Interval
@@ -124,7 +124,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Audit:
-    """Where a model's counterfactuals change images, and how often the model errs."""
+    """Results of an audit: where counterfactuals change images, and how often the model errs."""
 
     model: str
     dataset: str
@@ -138,7 +138,7 @@ class Audit:
     labels: Labels
     flips: Flips
     after: Prediction
-    """Of the counterfactuals, stored in 8 bits."""
+    """Prediction of the counterfactuals, stored in 8 bits."""
     pairs: tuple[PairMaps, ...]
     grid: Float[Tensor, "rows columns"]
     """Mean change in the cells of a coarse grid, divided by that of the whole image."""

@@ -80,7 +80,7 @@ def _list(*, json_output: bool) -> None:
     columns = ("model", "data", "error", "bits/dim", "reached q", "size")
     table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # fits 80 columns
     for column in table.columns[:2]:
-        column.no_wrap = True  # names that people type next
+        column.no_wrap = True  # to copy names
     for row in rows:
         metrics = row["metrics"]
         table.add_row(

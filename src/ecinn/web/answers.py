@@ -129,7 +129,7 @@ def caution(reasons: Sequence[str]) -> str | None:
     if not reasons:
         return None
     words = " and ".join(IN_WORDS[reason] for reason in reasons)
-    return f"This image is unlike the training images ({words})."
+    return f"This image does not look like a training image: it is {words}."
 
 
 def article(name: str) -> str:

@@ -14,7 +14,7 @@ from ecinn.errors import EcinnError
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Wanted = Callable[[], bool]
-"""True while somebody waits for the answer."""
+"""Returns True while a client waits for the answer."""
 Compute = Callable[[Sequence[Ask], Wanted], Sequence[Answer | Exception]]
 """Returns one answer or exception for every request, in their order."""
 
@@ -30,7 +30,7 @@ class FullError(EcinnError):
 
 
 class AbandonedError(EcinnError):
-    """Nobody waits for the answer any more: the work is given up."""
+    """No client waits for the answer any more: the work is given up."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Batcher(Generic[Ask, Answer]):
 
     @property
     def waiting(self) -> int:
-        """Number of queued requests that somebody still waits for."""
+        """Number of queued requests whose clients still wait."""
         return sum(not job.answer.done() for job in self._waiting)
 
     @property
@@ -112,7 +112,7 @@ class Batcher(Generic[Ask, Answer]):
         return await answer
 
     def _forget(self) -> None:
-        """Drop requests that nobody waits for."""
+        """Drop cancelled requests."""
         self._waiting = deque(job for job in self._waiting if not job.answer.done())
 
     async def _work(self) -> None:

@@ -59,7 +59,7 @@ class SplitNetwork:
     ) -> tuple[Tensor, ...]:
         def evaluate(part: Tensor) -> tuple[Tensor, ...]:
             if not self._wanted():
-                raise AbandonedError("nobody waits for this answer any more")
+                raise AbandonedError("no client waits for this answer any more")
             with torch.inference_mode():
                 return function(part)
 

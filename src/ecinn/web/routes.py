@@ -85,7 +85,7 @@ def api(service: Service, *, secured: bool) -> APIRouter:
 
     @router.post("/predict", responses=_WORK, response_model=schemas.PredictAnswer)
     async def predict(request: schemas.PredictRequest) -> Response:
-        """Predict the classes of images; fast enough to call while somebody draws."""
+        """Predict the classes of images; fast enough to call while a digit is drawn."""
         return _json(await service.predict(request))
 
     @router.post("/explain", responses=_WORK, response_model=schemas.ExplainAnswer)

@@ -138,7 +138,7 @@ class SheetRequest(Strict):
 
 
 class ErrorAnswer(BaseModel):
-    """What is wrong and what to do, in one line."""
+    """An error and what to do about it, in one line."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"error": "too many requests: try again in 2 s"}]}

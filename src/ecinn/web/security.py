@@ -119,7 +119,7 @@ class DisconnectedError(Exception):
 
 
 class Bounded:
-    """Reads bodies within limits of size and time; cancels work that nobody waits for."""
+    """Reads bodies within limits of size and time; cancels work whose client has left."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings

@@ -15,7 +15,7 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """What the service accepts and how it shares the machine."""
+    """Limits on requests, and shares of the machine."""
 
     body_bytes: int = 16 * 2**20
     """Size of one request: a few photographs of a phone."""

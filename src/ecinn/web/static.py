@@ -16,7 +16,7 @@ from ecinn.web.security import error_answer
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-NOT_FOUND = "nothing is here: the page is at /, the API's documentation at /docs"
+NOT_FOUND = "this address does not exist: the page is at /, the API's documentation at /docs"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",

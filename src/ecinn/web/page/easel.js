@@ -84,7 +84,7 @@ export class Easel {
     this.paint();
   }
 
-  /** What the network reads of a drawing: 28×28 grey values. */
+  /** A drawing as the input of the network: 28×28 grey values. */
   pixels() {
     let pixels = this.background ?? new Uint8Array(SIDE * SIDE);
     if (this.strokes.length) {
@@ -187,13 +187,13 @@ export class Easel {
     return column.indexOf(Math.max(...column));
   }
 
-  /** Settled, once nothing has moved for a moment. */
+  /** Reports a settled picture after a short rest. */
   rested() {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.listener.settled(), 250);
   }
 
-  /** Paints and tells, once per frame of the screen. */
+  /** Paints and notifies the listener, once per frame of the screen. */
   changed() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
@@ -226,7 +226,7 @@ export class Easel {
   }
 }
 
-/** FakeMNIST's sign: the one white pixel of the left column. */
+/** FakeMNIST's label: the white pixel of the left column. */
 function withDot(pixels, row) {
   return pixels.map((value, pixel) => {
     if (pixel % SIDE) return value;
@@ -241,7 +241,7 @@ function drawDot(context, pixel, row) {
   context.fillRect(0, row * pixel, pixel, pixel);
 }
 
-/** Where face and eyes should be; stronger while the photograph is moved. */
+/** Marks the place of face and eyes; stronger while the photograph is moved. */
 function drawGuide(context, side, strong) {
   context.strokeStyle = `rgb(255 255 255 / ${strong ? 0.9 : 0.4})`;
   context.lineWidth = side / 200;

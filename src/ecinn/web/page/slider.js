@@ -124,7 +124,7 @@ export class Slider {
     this.go(steps[event.key]);
   }
 
-  /** Moves on its own, gently, or at once where people prefer less motion. */
+  /** Moves smoothly, or at once if the system prefers less motion. */
   sweep(from, to, milliseconds) {
     if (calm.matches) {
       this.go(this.nearest(to));
@@ -133,7 +133,7 @@ export class Slider {
     this.run((share) => from + (to - from) * ease(share), milliseconds);
   }
 
-  /** From the input to the far end and back to convincing. */
+  /** Plays from the input to the far end and back to the counterfactual. */
   playThrough() {
     if (!this.frames.length) return;
     const rest = this.marks.find((mark) => mark.rest)?.alpha ?? this.end;
@@ -169,7 +169,7 @@ export class Slider {
   }
 }
 
-/** Of things on the path. */
+/** The closest of several things on the path. */
 function closest(things, alpha) {
   const away = (thing) => Math.abs(thing.alpha - alpha);
   return things.reduce((best, each) => (away(each) < away(best) ? each : best));
