@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, fit_photograph, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
@@ -36,6 +37,40 @@ class Model:
     def class_names(self) -> tuple[str, ...]:
         """What the classes are called, by their number."""
         return self.checkpoint.class_names
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings that the model was trained with."""
+        return self.checkpoint.recipe
+
+    @property
+    def name(self) -> str:
+        """The name of the recipe."""
+        return self.checkpoint.recipe.name
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return self.classifier.image_shape
+
+    @property
+    def mu(self) -> Float[Tensor, "classes dim"]:
+        """The class means that the network was trained with."""
+        return self.classifier.mu
+
+    def encode_with_log_det(
+        self, pixels: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
+        """z = f(x) and log |det J|."""
+        with exact_convolutions():
+            return self.classifier.encode_with_log_det(pixels)
+
+    def decode(
+        self, z: Float[Tensor, "batch dim"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """x = f⁻¹(z)."""
+        with exact_convolutions():
+            return self.classifier.decode(z)
 
     @torch.inference_mode()
     def predict(self, images: ImagesLike) -> Float[Tensor, "batch classes"]:

@@ -14,6 +14,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, convincing_latent, resolve_targets
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Counterfactuals, Images
+from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import to_pixels, to_uint8
 
 PART_SIZE = 64
@@ -282,7 +283,7 @@ def _every_pair(
     answer: Callable[[_Pairs], _Answer],
 ) -> Counterfactuals:
     """One encode of every image, then the method for every image and target, part by part."""
-    with torch.inference_mode(mode=False), torch.no_grad():
+    with exact_convolutions(), torch.inference_mode(mode=False), torch.no_grad():
         x = x.clone()
         z = torch.cat([classifier.encode_with_log_det(part)[0] for part in x.split(PART_SIZE)])
         p = equations.log_posterior(z, classifier.mu).argmax(1)

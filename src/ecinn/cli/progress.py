@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ecinn.cli.app import err, plain
 from ecinn.data.dataset import Dataset, Split, load_dataset
+from ecinn.progress import Progress as Step
 
 Observe = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and of how much."""
@@ -21,7 +22,7 @@ CelebA = Annotated[
 
 
 @contextmanager
-def bars() -> Iterator[Observe]:
+def bars() -> Iterator[Any]:
     """A bar for every piece of work, on stderr; without a terminal a line for each."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -34,7 +35,9 @@ def bars() -> Iterator[Observe]:
     )
     tasks: dict[str, Any] = {}
 
-    def observe(what: str, done: int, total: int) -> None:
+    def observe(what: str | Step, done: int = 0, total: int = 0) -> None:
+        if isinstance(what, Step):
+            what, done, total = what.task, what.done, what.total
         if what not in tasks:
             tasks[what] = bar.add_task(plain(what), total=total)
         bar.update(tasks[what], completed=done, total=total)

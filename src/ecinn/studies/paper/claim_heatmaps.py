@@ -12,7 +12,7 @@ from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmap
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.explanation.result import Images
-from ecinn.metrics.replacement import blurred, noise_like
+from ecinn.metrics.heatmaps import blurred, noise_like
 from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
