@@ -37,7 +37,7 @@ def bars() -> Iterator[Any]:
 
     def observe(what: str | Step, done: int = 0, total: int = 0) -> None:
         if isinstance(what, Step):
-            what, done, total = what.task, what.done, what.total
+            done, total, what = what.done, what.total, what.task
         if what not in tasks:
             tasks[what] = bar.add_task(plain(what), total=total)
         bar.update(tasks[what], completed=done, total=total)
