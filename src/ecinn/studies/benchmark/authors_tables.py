@@ -65,8 +65,8 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
                 f"{result.other_prediction} images differently from GEN's, and "
                 f"{result.target_is_prediction} as the target already; those count as failures. "
                 "TCV (class changed) and reached q are by each method's own classifier, over all "
-                "images; all other columns leave out failed and black images, as the authors do. "
-                f"“{AS_NEAR}”: the training image of q at the most similar EN distance.",
+                "images; all other columns leave out failed and black images, as the authors do."
+                + ("" if planted else f" {AS_NEAR}: the training image at the closest EN."),
             ],
         ),
     ]  # fmt: skip

@@ -101,7 +101,7 @@ class Bench:
     x: Images
     methods: tuple[HeatmapMethod, ...]
     baseline: Float[Tensor, "channels height width"]
-    baselines: Images
+    baselines: Float[Tensor, "baselines channels height width"]
     settings: Settings
     seed: int
     batch_size: int
@@ -261,7 +261,7 @@ class _Resampling(TypedDict):
     generator: torch.Generator
 
 
-def _merged(parts: Iterable[Mapping[Measure, PerImage]]) -> dict[Measure, PerImage]:
+def _merged(parts: Iterable[Mapping[Measure, Tensor]]) -> dict[Measure, Tensor]:
     return {measure: value for part in parts for measure, value in part.items()}
 
 

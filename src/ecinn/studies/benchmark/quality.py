@@ -127,9 +127,10 @@ def predicted_classes(
     """C(x) of any number of 8-bit images, on their device."""
     count = counter(observe, task, len(images))
     predicted = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    for rows in torch.arange(len(images)).split(_BATCH):
-        predicted[rows] = model.predict(images[rows]).argmax(1).to(images.device)
-        count(int(rows[-1]) + 1)
+    for start in range(0, len(images), _BATCH):
+        part = slice(start, start + _BATCH)
+        predicted[part] = model.predict(images[part]).argmax(1).to(images.device)
+        count(min(start + _BATCH, len(images)))
     return predicted
 
 
