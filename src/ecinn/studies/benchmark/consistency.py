@@ -11,7 +11,8 @@ from ecinn import equations
 from ecinn.data.dataset import Dataset
 from ecinn.drawing.table import Table, number, percent
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct_alpha, stored_posterior
+from ecinn.explanation.correction import Ends, Line, correct_alpha
+from ecinn.explanation.reading import stored_posterior
 from ecinn.metrics.counterfactuals import ConfidenceConsistency, confidence_consistency
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
@@ -136,7 +137,8 @@ def _confidences(
         stored = stored_posterior(model, image)[:, None]
         posterior = equations.log_posterior(moved, model.mu).exp()
         # The same line, walked backwards, leads to p.
-        ends = Ends(-alpha, image[:, None], posterior, stored, torch.zeros_like(p))
+        none = torch.zeros_like(p)
+        ends = Ends(posterior, stored, alpha=-alpha, image=image[:, None], corrections=none)
         better = correct_alpha(model, Line(z, -delta, p), ends, level, reachable)
         assert better.stored_posterior is not None
         columns.append(

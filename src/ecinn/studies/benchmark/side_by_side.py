@@ -50,9 +50,7 @@ def _direct(method: Callable[..., Counterfactuals], **options: str) -> Prepare:
     """Wrap a method that needs nothing but the model."""
 
     def prepare(model: Model, load_training: Callable[[], Dataset], observe: Observer) -> Run:
-        return lambda images, q: method(
-            model.classifier, model.mu_bar, model.pixels(images), q, **options
-        )
+        return lambda images, q: method(model, model.mu_bar, model.pixels(images), q, **options)
 
     return prepare
 
@@ -61,7 +59,7 @@ def _nearest_image(model: Model, load_training: Callable[[], Dataset], observe: 
     images = load_training().images
     predicted = predicted_classes(model, images, observe, "classifying training images")
     return lambda x, q: search.nearest_image(
-        model.classifier, model.mu_bar, model.pixels(x), q, images=images, predicted=predicted
+        model, model.mu_bar, model.pixels(x), q, images=images, predicted=predicted
     )
 
 
