@@ -562,7 +562,7 @@ def test_judges_command(tmp_path, judges, monkeypatch) -> None:
     assert given == {"n": 50, "seed": 7, "device": "cpu"}
     assert "99.47 % right" in stdout
     assert load_judges(path).record == judges.record
-    assert "no data set is called 'cats'" in fails("judges", "cats", "--out", path)
+    assert "there is no dataset 'cats'" in fails("judges", "cats", "--out", path)
     assert "is a folder" in fails("judges", "mnist", "--out", tmp_path)
 
 
