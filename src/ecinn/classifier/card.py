@@ -13,6 +13,7 @@ from typing import Any
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import RECIPES
 from ecinn.data.augmentation import Augmentation
+from ecinn.drawing.table import Table
 from ecinn.metrics.statistics import wilson
 
 TEXTS = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
@@ -22,25 +23,16 @@ _HALF_A_STEP = 0.5 / 256
 
 @dataclass(frozen=True)
 class Section:
-    """Sentences, a table whose first row is its header, and lines to type."""
+    """A title, sentences, and commands to type."""
 
     title: str
-    sentences: tuple[str, ...] = ()
-    table: tuple[tuple[str, ...], ...] = ()
+    sentences: tuple[str, ...]
     code: tuple[str, ...] = ()
 
     def markdown(self) -> str:
         """Format the section with a second-level heading."""
-        parts = [f"## {self.title}"]
-        if self.sentences:
-            parts.append("\n".join(f"- {sentence}" for sentence in self.sentences))
-        if self.table:
-            header, *rows = ([_cell(text) for text in row] for row in self.table)
-            lines = [header, ["---"] * len(header), *rows]
-            parts.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
-        if self.code:
-            parts.append("\n".join(["```sh", *self.code, "```"]))
-        return "\n\n".join(parts)
+        lines = [f"## {self.title}", "", *(f"- {sentence}" for sentence in self.sentences)]
+        return "\n".join([*lines, *(["", "```sh", *self.code, "```"] if self.code else [])])
 
 
 @dataclass(frozen=True)
@@ -51,9 +43,9 @@ class ModelCard:
     size_in_bytes: int
     summary: str
     data: Section
-    settings: Section
+    settings: Table
     training: Section
-    metrics: Section
+    metrics: Table
     failures: Section
     unfit: Section
     usage: Section
@@ -61,15 +53,15 @@ class ModelCard:
     """The figures behind `metrics`, as stored in the checkpoint."""
 
     @property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self) -> tuple[Section | Table, ...]:
         """All sections, in reading order."""
         values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if isinstance(value, Section))
+        return tuple(value for value in values if isinstance(value, Section | Table))
 
     def markdown(self) -> str:
         """Format the whole card."""
         parts = [f"# {self.name}", self.summary, *(part.markdown() for part in self.sections)]
-        return "\n\n".join(parts) + "\n"
+        return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -> ModelCard:
@@ -83,7 +75,7 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
     texts = TEXTS["datasets"].get(kind, TEXTS["datasets"]["unknown"])
     correlated = [TEXTS["correlated"][attribute]] if attribute in TEXTS["correlated"] else []
     failures = [*_counted_failures(metrics), *texts["failures"], *correlated, general["failure"]]
-    measures = (
+    measures = tuple(
         (text["name"], _shown(metrics.get(key), text["format"]), text["meaning"])
         for key, text in TEXTS["measures"].items()
     )
@@ -94,9 +86,7 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
         data=Section("Data", tuple(_data(checkpoint, texts))),
         settings=_settings(checkpoint, size_in_bytes),
         training=Section("Training", tuple(_training(checkpoint.training))),
-        metrics=Section(
-            "Measured on test images", table=(("measure", "value", "meaning"), *measures)
-        ),
+        metrics=Table("Measured on test images", ("measure", "value", "meaning"), measures),
         failures=Section("Known failures", tuple(failures)),
         unfit=Section("What not to use it for", (*texts["unfit"], general["unfit"])),
         usage=_usage(checkpoint, texts.get("option", ""), model or recipe.name),
@@ -133,7 +123,7 @@ def _data(checkpoint: Checkpoint, texts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
+def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
     recipe = checkpoint.recipe
     net, second = recipe.architecture, recipe.finetuning
     stages = [
@@ -176,7 +166,7 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
             f"targets are {100 * recipe.distillation_weight:g} % the teacher's prediction, "
             "the rest labels"
         )
-    return Section("Settings", table=(("setting", "value"), *rows.items()))
+    return Table("Settings", ("setting", "value"), tuple(rows.items()))
 
 
 def _augmentation(settings: Augmentation) -> str:
@@ -275,7 +265,7 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
     if "mixed" in record:
         code.append(f"ecinn mix DIR OTHER --share {record['mixed']['share']} --out FILE")
         sentences.append("OTHER was fine-tuned from DIR (`ecinn train --refine-from DIR`).")
-    return Section("Loading, evaluating and training it", tuple(sentences), code=tuple(code))
+    return Section("Loading, evaluating and training it", tuple(sentences), tuple(code))
 
 
 def _train_start(start: str, teacher: str, option: str) -> list[str]:
@@ -291,7 +281,3 @@ def _train_start(start: str, teacher: str, option: str) -> list[str]:
 
 def _shown(value: float | None, form: str = ".2%") -> str:
     return "not measured" if value is None else format(value, form).replace("%", " %")
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -1,6 +1,7 @@
 """`ecinn models`: list the shipped models, or show the card of a model."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,19 +99,18 @@ def _print_card(about: "ModelCard") -> None:
     """Print the sections of `ModelCard.markdown` for a terminal."""
     from rich.table import Table
 
+    from ecinn.classifier.card import Section
+
     out.print(f"[bold]{plain(about.name)}[/]\n{plain(about.summary)}")
     for section in about.sections:
         out.print(f"\n[bold]{plain(section.title)}[/]")
-        sentences = Table.grid(padding=(0, 1))
-        for sentence in section.sentences:
-            sentences.add_row("•", plain(sentence))
-        if section.sentences:
-            out.print(sentences)
-        if section.table:
-            header, *rows = section.table
-            table = Table(*header, box=None)
-            for row in rows:
-                table.add_row(*map(plain, row))
-            out.print(table)
-        for line in section.code:
+        if isinstance(section, Section):
+            table = Table.grid(padding=(0, 1))
+            rows: Sequence[Sequence[str]] = [("•", line) for line in section.sentences]
+        else:
+            table, rows = Table(*section.head, box=None), section.rows
+        for row in rows:
+            table.add_row(*map(plain, row))
+        out.print(table)
+        for line in section.code if isinstance(section, Section) else ():
             out.print(f"  {plain(line)}")
