@@ -128,7 +128,7 @@ class Model:
 
     def photograph(self, image: str | Path | Image.Image) -> Photograph:
         """A file or Pillow image as the model reads it, with what had to be done to it."""
-        digit = self.checkpoint.recipe.digits
+        digit = self.checkpoint.recipe.mnist_framing
         shape = self.classifier.image_shape
         if isinstance(image, Image.Image):
             return fit_photograph(image, shape, digit=digit)

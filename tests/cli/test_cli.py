@@ -17,7 +17,6 @@ from ecinn.cli import app
 from ecinn.cli.explain import _describe as describe
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError
-from ecinn.training import loop as training
 from helpers.command_line import fails, run
 
 THREE = 18  # the first three among the test images
@@ -202,7 +201,7 @@ def test_what_fails_inside_is_one_line_too(three: Path, monkeypatch) -> None:
         run("explain", three)
 
 
-def test_interrupt_is_no_traceback_and_says_how_to_go_on(three, tmp_path, monkeypatch) -> None:
+def test_interrupt_is_no_traceback(three, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -210,63 +209,6 @@ def test_interrupt_is_no_traceback_and_says_how_to_go_on(three, tmp_path, monkey
     code, _, stderr = run("explain", three)
     assert code == 130
     assert "Traceback" not in stderr
-    monkeypatch.setattr(training, "train", interrupted)
-    assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
-    (tmp_path / "state.safetensors").touch()
-    assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
-
-
-def test_train_then_explain_with_what_was_trained(tmp_path: Path, monkeypatch, three) -> None:
-    """The whole way through the command line, on a network small enough for a test."""
-    import dataclasses
-
-    from ecinn.classifier.recipes import MNIST
-    from ecinn.flow.network import Stage
-
-    small = dataclasses.replace(
-        MNIST,
-        architecture=dataclasses.replace(
-            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
-        ),
-        learning_rate=1e-2,
-    )
-    monkeypatch.setattr(cli.train, "find_recipe", lambda name: small)
-    monkeypatch.setattr(
-        cli.train,
-        "load_images",
-        lambda dataset, split, celeba: load_mnist(split).first(1000 if split == "train" else 200),
-    )
-    run_folder = tmp_path / "run"
-    code, stdout, stderr = run(
-        "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 1000,
-        "--batch-size", 32, "--device", "cpu", "--tensorboard", "--refine-epochs", 0,
-    )  # fmt: skip
-    assert code == 0, stderr
-    assert "epoch 3/3" in stderr
-    assert "wrote" in stdout
-    record = json.loads((run_folder / "training.json").read_text())
-    assert record["settings"]["epochs"] == 3
-    assert len(record["curve"]) == 3
-    assert record["metrics"]["n"] == 200
-    assert list((run_folder / "tensorboard").iterdir())
-    assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
-    code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
-    assert code == 0, stderr
-    refined = tmp_path / "refined"
-    code, _, stderr = run(
-        "train", "mnist", "--out", refined, "--from", run_folder, "--refine-epochs", 1,
-        "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
-    )  # fmt: skip
-    assert code == 0, stderr
-    record = json.loads((refined / "training.json").read_text())
-    assert record["settings"]["finetuning"]["proximity"] == 2.5
-    assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
-    assert len(record["first_stage"]["curve"]) == 3
-    assert len(record["curve"]) == 1
-    assert record["metrics"]["n"] == 128
-    assert "there must be a second" in fails(
-        "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
-    )
 
 
 def test_asked_confidence_is_given_or_refused_in_words(three: Path, tmp_path: Path) -> None:

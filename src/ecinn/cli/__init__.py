@@ -4,7 +4,7 @@
 from ecinn.cli import explain, models, evaluate  # noqa: F401, I001
 from ecinn.cli import benchmark, benchmark_faces, benchmark_heatmaps  # noqa: F401
 from ecinn.cli import benchmark_rounding, audit  # noqa: F401
-from ecinn.cli import train, teacher, inception, beta  # noqa: F401
+from ecinn.cli import train, teacher, judges, inception, beta  # noqa: F401
 from ecinn.cli import serve  # noqa: F401
 from ecinn.cli import paper  # noqa: F401
 from ecinn.cli.app import main

@@ -20,7 +20,7 @@ from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.studies.benchmark.face_jury import Convinced, ask, jury_table
 from ecinn.studies.benchmark.faces import face_sheet, faces_table, measure_faces
-from ecinn.training.calibration import finish
+from ecinn.training.calibration import calibrate
 from helpers.builders import randomise
 from helpers.command_line import fails, run
 
@@ -40,7 +40,7 @@ def model(data: Dataset) -> Model:
     classifier = GenerativeClassifier(architecture)
     randomise(classifier, scale=0.2)
     weights = classifier.state_dict()
-    return Model(finish(recipe, data, weights, torch.device("cpu"), {}))
+    return Model(calibrate(recipe, data, weights, torch.device("cpu"), {}))
 
 
 def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:

@@ -9,7 +9,8 @@ import torch
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, write_tensors
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
+from ecinn.classifier.tensor_files import write_tensors
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST_BETA, Recipe

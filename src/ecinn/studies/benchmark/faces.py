@@ -74,7 +74,7 @@ def measure_faces(
         data,
         seed=seed,
         batch_size=BATCH,
-        observe=lambda done: observe(f"{name}: measuring", done, len(data)),
+        observe=lambda p: observe(f"{name}: measuring", p.done, p.total),
     )
     log_p, change = [], 0.0
     for start in range(0, len(data), BATCH):
