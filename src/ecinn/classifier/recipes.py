@@ -8,6 +8,7 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.progress import Observer, ignore
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,14 @@ class Recipe:
     """Frame images from files as MNIST frames its digits."""
     seed: int = 0
 
-    def load(self, split: Split, folder: Path | None = None) -> Dataset:
+    def load(
+        self,
+        split: Split,
+        folder: Path | None = None,
+        observe: Observer = ignore,
+    ) -> Dataset:
         """Load the images of a split; CelebA is read from a folder of the user's."""
-        return load_dataset(self.dataset, split, folder)
+        return load_dataset(self.dataset, split, folder, observe=observe)
 
 
 MNIST = Recipe(

@@ -16,5 +16,5 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     if resolved is None or resolved.type not in ("cpu", "cuda"):
         raise InputError(f"the device is cpu, cuda or auto, not {str(device)!r}")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"there is no usable GPU {str(resolved)!r}: use the device cpu or auto")
+        raise InputError(f"no usable GPU {str(resolved)!r} was found: use the device cpu or auto")
     return resolved
