@@ -11,8 +11,8 @@ class Progress:
     task: str
     done: int
     total: int
-    figures: Mapping[str, float | int] = field(default_factory=dict)
-    """Such as epoch, loss, error and images per second; empty for plain counting."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Such as loss, error and images per second; empty for plain counting."""
 
 
 Observer = Callable[[Progress], None]

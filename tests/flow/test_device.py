@@ -27,5 +27,5 @@ def test_auto_is_a_gpu_if_there_is_one(
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "cuda:x", ""])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="cpu, cuda or auto"):
+    with pytest.raises(InputError, match="must be 'cpu', 'cuda' or 'auto'"):
         resolve_device(name)

@@ -14,7 +14,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     except RuntimeError:
         resolved = None
     if resolved is None or resolved.type not in ("cpu", "cuda"):
-        raise InputError(f"the device is cpu, cuda or auto, not {str(device)!r}")
+        raise InputError(f"the device must be 'cpu', 'cuda' or 'auto', not {str(device)!r}")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise InputError(f"no usable GPU {str(resolved)!r} was found: use the device cpu or auto")
     return resolved

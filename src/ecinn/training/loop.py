@@ -204,8 +204,8 @@ class _Run:
                     _require_convergence(loss, state_file)
                     rate = (number + 1 - first_step) / (time.monotonic() - began)
                     report = {
-                        "epoch": epoch + 1,
-                        "epochs": recipe.epochs,
+                        "epoch": float(epoch + 1),
+                        "epochs": float(recipe.epochs),
                         "loss": loss,
                         "bits_per_dim": bits,
                         "error": error,

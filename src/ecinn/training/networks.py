@@ -120,7 +120,7 @@ def train_network(
             means = (totals / index).tolist()
             _require_finite(means[0], step)
             seconds = max(time.monotonic() - began, 1e-9)
-            figures = {"epoch": epoch, "epochs": epochs, "loss": means[0]}
+            figures = {"epoch": float(epoch), "epochs": float(epochs), "loss": means[0]}
             figures |= {} if error is None else {"error": means[1]}
             figures |= {"images_per_second": step * size / seconds}
             observe(Progress(task, step, steps, figures))
