@@ -163,7 +163,7 @@ def test_the_model_is_written_once_with_its_metrics(recipe, data, tmp_path, monk
     loaded = load_checkpoint(folder)
     assert loaded.metrics == checkpoint.metrics
     assert loaded.metrics == dataclasses.asdict(evaluate(load(folder, "cpu"), test))
-    assert (seen[-1].task, seen[-1].done, seen[-1].total) == ("evaluating", 60, 60)
+    assert (seen[-1].task, seen[-1].done, seen[-1].total) == ("mnist: evaluating", 60, 60)
 
 
 def test_names_and_strings_are_accepted(recipe, data, tmp_path, monkeypatch) -> None:

@@ -60,11 +60,11 @@ def evaluate(
     Args:
         seed: draws the targets and the dequantisation noise.
     """
-    report = counter(observe, "evaluating", len(data))
+    report = counter(observe, f"{model.recipe.name}: evaluating", len(data))
     generator = torch.Generator(model.device).manual_seed(seed)
     errors = reached = reached_corrected = corrections = third = typical = 0
     bits = noisy_bits = noise_free_bits = round_trip = 0.0
-    noise = model.checkpoint.recipe.noise
+    noise = model.recipe.noise
     dim = model.classifier.architecture.dim
     offsets = random_offsets(len(data), len(model.class_names), seed)
     for start in range(0, len(data), batch_size):
@@ -95,7 +95,7 @@ def evaluate(
         report(min(start + batch_size, len(data)))
     n = len(data)
     return Evaluation(
-        model=model.checkpoint.recipe.name,
+        model=model.recipe.name,
         n=n,
         error=errors / n,
         bits_per_dim=bits / n,
