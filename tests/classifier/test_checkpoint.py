@@ -146,6 +146,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         output_folder(tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """A real failure of write(2): a process that may not write files larger than 20 kB."""
     path = tmp_path / "m.safetensors"
@@ -154,12 +155,12 @@ def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> No
     assert len(before) > 20_000
     program = (
         "import resource, sys, pathlib\n"
-        "from ecinn import load_checkpoint, save_checkpoint, EcinnError\n"
+        "from ecinn import load, EcinnError\n"
         "path = pathlib.Path(sys.argv[1])\n"
-        "checkpoint = load_checkpoint(path)\n"
+        "model = load(path)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "try:\n"
-        "    save_checkpoint(checkpoint, path)\n"
+        "    model.save(path)\n"
         "except EcinnError as error:\n"
         "    sys.exit(str(error))\n"
     )

@@ -119,6 +119,7 @@ def test_every_nonlinearity_is_a_module_that_is_used_once(rebuilt, images) -> No
     assert not any(isinstance(module, nn.MaxPool2d) for module in network.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_deep_lift_explains_the_whole_change_of_the_output(original, rebuilt, images) -> None:
     """Its contributions add up to f(x) − f(baseline); without the modules they do not."""
@@ -264,6 +265,7 @@ def trained() -> InceptionResult:
     return train_inception(tinted(32), tinted(30, 1), TINY, device=CPU, validation=tinted(20, 2))
 
 
+@pytest.mark.slow
 def test_the_real_network_learns_the_planted_cue() -> None:
     """Six steps on the same sixteen images, in the network's own training mode."""
     with torch.random.fork_rng([]):
@@ -273,6 +275,7 @@ def test_the_real_network_learns_the_planted_cue() -> None:
     assert min(p.loss for p in curve[3:]) < 0.7 * curve[0].loss
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_path: Path) -> None:
     path = tmp_path / "network.safetensors"
     trained.save(path)
@@ -295,6 +298,7 @@ def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_p
     assert path.stat().st_size < 50e6
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(trained) -> None:
     with torch.random.fork_rng([]):
         torch.rand(1)
@@ -327,6 +331,7 @@ def test_unsuitable_data_and_settings_are_refused() -> None:
     refuse("test images", test=Dataset(data.images[:0], data.labels[:0], data.class_names))
 
 
+@pytest.mark.slow
 def test_files_that_hold_no_inception_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {"x": torch.zeros(1)}, {"kind": "judges"})
@@ -382,6 +387,7 @@ def faces(monkeypatch) -> list[tuple[object, ...]]:
     return asked
 
 
+@pytest.mark.slow
 def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> None:
     file = tmp_path / "new" / "smiling.safetensors"
     options = ("--epochs", 1, "--seed", 5, "--limit", 4, "--device", "cpu", "--celeba", tmp_path)
@@ -411,6 +417,7 @@ def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
     assert faces == []
 
 
+@pytest.mark.slow
 def test_command_is_imported_without_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib"]
     program = (

@@ -266,6 +266,7 @@ def trained() -> Teacher:
     return train_teacher(tinted(320), settings, device=CPU, validation=tinted(120, seed=1))
 
 
+@pytest.mark.slow
 def test_planted_cues_are_learned(trained) -> None:
     assert max(trained.record["errors"]["ensemble"]) < 0.05
     for curve in trained.record["curves"].values():
