@@ -143,7 +143,7 @@ def test_settings_are_the_checkpoints(make) -> None:
         recipe,
         learning_rate=0.0021,
         finetuning=FineTuning(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
-        means_label_smoothing=0.07,
+        refit_label_smoothing=0.07,
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
     rows = dict(card(make(other), 1).settings.rows)
@@ -159,12 +159,12 @@ def test_settings_are_the_checkpoints(make) -> None:
 
 
 def test_both_stages_and_their_initialisation_are_reported(make) -> None:
-    first = {**STAGE, "start": "celeba-attributes", "training_images": 24_996}
+    first = {**STAGE, "init_from": "celeba-attributes", "training_images": 24_996}
     record = {"first_stage": first, **STAGE, "seconds": 64.3}
     distilled = card(make(CELEBA[0], training=record), 1).usage.code
     assert "ecinn teacher --out TEACHER --celeba FOLDER" in distilled
     assert distilled[-1].endswith("--out DIR --init-from START --teacher TEACHER --celeba FOLDER")
-    record["first_stage"] = first | {"start": "celeba-taught"}
+    record["first_stage"] = first | {"init_from": "celeba-taught"}
     assert card(make(CELEBA[0], training=record), 1).usage.code[3:5] == (
         "ecinn train celeba-attributes --out FIRST --celeba FOLDER",
         "ecinn train celeba-taught --out START --init-from FIRST --teacher TEACHER "
@@ -188,7 +188,7 @@ def test_both_stages_and_their_initialisation_are_reported(make) -> None:
     )
     assert card(make(other, training=record), 1).usage.code[-1] == (
         "ecinn train celeba-smile --out DIR --init-from START --epochs 20 --learning-rate 0.001 "
-        "--distillation-weight 0 --refine-epochs 0 --celeba FOLDER"
+        "--distillation-weight 0 --finetune-epochs 0 --celeba FOLDER"
     )
 
 

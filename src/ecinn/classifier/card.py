@@ -134,8 +134,8 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
     if net.dense_width:
         stages.append(f"{net.dense_couplings} fully connected of width {net.dense_width}")
     smoothing = f"{recipe.label_smoothing:g}"
-    if recipe.means_label_smoothing is not None:
-        smoothing += f"; {recipe.means_label_smoothing:g} while the class means are refitted"
+    if recipe.refit_label_smoothing is not None:
+        smoothing += f"; {recipe.refit_label_smoothing:g} while the class means are refitted"
     weights = sum(parameter.numel() for parameter in checkpoint.classifier.parameters())
     rows = {
         "network": "; ".join(stages),
@@ -201,8 +201,8 @@ def _training(record: Mapping[str, Any]) -> list[str]:
     }
     sentences = []
     for title, stage in _stages(record):
-        if "start" in stage:
-            sentences.append(f"Initialised from the layers of {stage['start']}.")
+        if "init_from" in stage:
+            sentences.append(f"Initialised from the layers of {stage['init_from']}.")
         if facts := [form.format(stage[key]) for key, form in forms.items() if key in stage]:
             sentences.append(f"{title}: {', '.join(facts)}.")
     return sentences or ["Not recorded."]
@@ -249,7 +249,9 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
         if recipe.distillation_weight:
             code.append(f"ecinn teacher --out TEACHER{option}")
             options = " --teacher TEACHER"
-        start = next((stage["start"] for _, stage in _stages(record) if "start" in stage), None)
+        start = next(
+            (stage["init_from"] for _, stage in _stages(record) if "init_from" in stage), None
+        )
         if start:
             code += _train_start(start, options, option)
             options = f" --init-from START{options}"
@@ -258,7 +260,7 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
             for name in ("epochs", "learning_rate", "batch_size", "beta", "distillation_weight")
             if (value := getattr(recipe, name)) != getattr(current, name)
         )
-        options += " --refine-epochs 0" if current.finetuning and not recipe.finetuning else ""
+        options += " --finetune-epochs 0" if current.finetuning and not recipe.finetuning else ""
         code.append(f"ecinn train {recipe.name} --out DIR{options}{option}")
         if changed := [n for n in vars(current) if getattr(current, n) != getattr(recipe, n)]:
             sentences.append(f"This version would train it with another {', '.join(changed)}.")

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ def models(
             raise InputError("--markdown prints the card of a model: give its name or path")
         _list(json_output=json_output)
         return
-    about = card(load_checkpoint(model), _file(model).stat().st_size, model)
+    about = card(load_checkpoint(model), _size(model), model)
     if json_output:
         print_json(dataclasses.asdict(about))
     elif markdown:
@@ -46,15 +45,12 @@ def models(
         _print_card(about)
 
 
-def _file(model: str) -> Path:
-    """Return the file that `load_checkpoint` reads."""
-    from ecinn.classifier.checkpoint import SHIPPED, shipped_models
-    from ecinn.training.loop import MODEL_FILE
+def _size(model: str) -> int:
+    """Return the size in bytes of the file that `load_checkpoint` reads."""
+    from ecinn.classifier.checkpoint import MODEL_FILE, SHIPPED
+    from ecinn.classifier.tensor_files import find_file
 
-    if model in shipped_models():
-        return SHIPPED / f"{model}.safetensors"
-    path = Path(model)
-    return path / MODEL_FILE if path.is_dir() else path
+    return find_file(model, SHIPPED, "model", MODEL_FILE).stat().st_size
 
 
 def _list(*, json_output: bool) -> None:
@@ -70,7 +66,7 @@ def _list(*, json_output: bool) -> None:
                 "name": name,
                 "data": checkpoint.recipe.dataset,
                 "classes": list(checkpoint.class_names),
-                "bytes": _file(name).stat().st_size,
+                "bytes": _size(name),
                 "beta": checkpoint.recipe.beta,
                 "metrics": dict(checkpoint.metrics),
             }
