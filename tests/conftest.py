@@ -1,8 +1,13 @@
-"""What several tests share: a small classifier with every parameter randomised."""
+"""Fixtures that several rooms share: a small classifier with every parameter randomised."""
 
+import os
 from collections.abc import Callable
 
 import pytest
+
+# Before torch is imported, for this process and those it starts: waiting threads sleep.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 from ecinn.classifier.checkpoint import shipped_models

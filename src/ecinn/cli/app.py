@@ -1,29 +1,64 @@
-"""What all commands share: the app, its consoles, how it fails, which device it runs on."""
+"""The app that all commands join: its consoles, shared options and error handling."""
 
 import json
 import os
-import re
 import sys
 from typing import Annotated, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-from ecinn.errors import EcinnError, InputError
+import ecinn
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
+
+PANELS = {
+    "Commands": ("explain", "models", "train", "evaluate", "audit", "serve"),
+    "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta", "mix"),
+}
+"""Commands in the order and under the headings of `ecinn --help`."""
+
+EXTRAS = {
+    "captum": "heatmaps",
+    "fastapi": "serve",
+    "h5py": "benchmark",
+    "matplotlib": "paper",
+    "multipart": "serve",
+    "prometheus_client": "serve",
+    "python_multipart": "serve",
+    "tensorboard": "tensorboard",
+    "torchvision": "inception",
+    "uvicorn": "serve",
+}
+"""Optional dependencies: module to import, extra to install."""
+
+INTERRUPTED = InterruptedRunError.exit_code
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Return all command names, ordered and grouped as in `PANELS`."""
+        listed = [name for names in PANELS.values() for name in names if name in self.commands]
+        for panel, names in PANELS.items():
+            for name in names:
+                command = self.commands.get(name)
+                if isinstance(command, TyperCommand | TyperGroup):
+                    command.rich_help_panel = panel
+        return listed + [name for name in self.commands if name not in listed]
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Counterfactual explanations of images in two network evaluations.",
 )
 
 
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401
-        """Sentences are left in one line, for the terminal to break and for others to search."""
-        if all(isinstance(each, str) for each in objects):
+        """Print text without line breaks of its own; tables still fit the terminal."""
+        if all(isinstance(value, str) for value in objects):
             options.setdefault("soft_wrap", True)
         super().print(*objects, **options)
 
@@ -32,65 +67,99 @@ class _Console(Console):
 out = _Console(highlight=False)
 err = _Console(stderr=True, highlight=False)
 
-INTERRUPTED = 130
-"""What shells expect after Ctrl-C."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one, otherwise the CPU.")
+]
 
 
-def main() -> None:
-    """Run the command line; whatever goes wrong ends in one line and an exit code."""
+def _print_version(asked: bool) -> bool:
+    if asked:
+        out.print(f"ecinn {ecinn.__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Counterfactual explanations of images in two network evaluations."""
+
+
+def main(commands: typer.Typer = app) -> None:
+    """Run the command line; every failure ends in one line on stderr and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = commands(standalone_mode=False)
     except EcinnError as error:
-        _fail(str(error), error.exit_code)
-    except Exception as error:  # the last resort: no traceback for people who did not ask
+        fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    except Exception as error:
         if hasattr(error, "format_message"):
-            _refuse(error)
-        if type(error).__name__ == "Abort":
-            _fail("interrupted", INTERRUPTED)
-        if os.environ.get("ECINN_DEBUG"):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        _fail(f"{reason} (set ECINN_DEBUG=1 to see where)", 1)
+            _fail_usage(error)
+        if type(error).__name__ == "Abort":  # typer's Ctrl-C; older versions return 130 instead
+            fail("interrupted", INTERRUPTED)
+        fail_unexpected(error)
     if code == INTERRUPTED:
-        _fail("interrupted", INTERRUPTED)
+        fail("interrupted", INTERRUPTED)
     sys.exit(code or 0)
 
 
-def _refuse(error: Any) -> NoReturn:  # noqa: ANN401
-    """What was typed is no command: in one line, or with help where nothing was said at all."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()
-        sys.exit(error.exit_code)
-    context = getattr(error, "ctx", None)
-    where = f" (see `{context.command_path} --help`)" if context is not None else ""
-    _fail(f"{error.format_message().rstrip('.')}{where}", error.exit_code)
-
-
-def _fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error as one line on stderr and exit."""
     err.print(f"[bold red]error:[/] {plain(' '.join(message.split()))}")
     sys.exit(code)
 
 
-def plain(words: str) -> str:
-    """Text that Rich prints as it stands."""
-    return re.sub(r"\[", r"\\[", words)
+def fail_unexpected(error: Exception) -> NoReturn:
+    """Exit after an exception that no command expects; ECINN_DEBUG=1 shows its traceback."""
+    if os.environ.get("ECINN_DEBUG"):
+        raise error
+    reason = str(error) or type(error).__name__
+    if isinstance(error, ImportError):
+        module = (error.name or "").partition(".")[0]
+        if module in EXTRAS:
+            fail(f"this needs {module}: pip install 'ecinn[{EXTRAS[module]}]' ({reason})", 2)
+        reason = f"cannot import {module or 'a package'}: {reason}; reinstall it"
+    fail(f"{reason} (set ECINN_DEBUG=1 to see the traceback)", 1)
+
+
+def _fail_usage(error: Any) -> NoReturn:  # noqa: ANN401
+    """Exit after wrong arguments: one line, or the help if there were no arguments at all."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
+
+
+def plain(text: str) -> str:
+    """Escape text so that Rich prints it as it is."""
+    return text.replace("[", r"\[")
 
 
 def device_name(name: str) -> str:
-    """The device of that name, where there is one; auto prefers a GPU."""
+    """Return the device to compute on; auto prefers a GPU."""
+    import torch
+
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device is cpu, cuda or auto, not {name!r}") from None
+        raise InputError(f"--device must be cpu, cuda or auto, not {name!r}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no usable GPU here: leave --device out, or say cpu")
+        raise InputError("no usable GPU found: leave --device out, or use --device cpu")
     return name
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401
-    """JSON on stdout, and nothing else."""
+    """Print a value as JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")

@@ -1,82 +1,166 @@
-"""Bars for work that takes a while, and the images of an recipe read under one."""
+"""Progress on stderr: bars on a terminal, lines when stderr is piped."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ecinn.cli.app import err, plain
-from ecinn.data.dataset import Dataset, Split, load_dataset
+from ecinn.progress import Observer, Progress
 
-Observe = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and of how much."""
+if TYPE_CHECKING:
+    from ecinn.data.dataset import Dataset, Split
 
 CelebA = Annotated[
     Path | None,
-    typer.Option("--celeba", help="Folder of CelebA or CelebA-HQ; else that of $ECINN_CELEBA."),
+    typer.Option("--celeba", help="Folder of CelebA or CelebA-HQ; default: $ECINN_CELEBA."),
 ]
+
+SLOW = 2.0
+"""Seconds after which a piped task prints its first line."""
+INTERVAL = 10.0
+"""Seconds between further lines, except at the end of an epoch."""
 
 
 @contextmanager
-def bars() -> Iterator[Observe]:
-    """A bar for every piece of work, on stderr; without a terminal a line for each."""
-    bar = Progress(
+def bars() -> Iterator[Any]:
+    """TRANSITION: also accept `observe(task, done, total)` until all commands are converted."""
+    with _bars() as observe:
+
+        def either(*report: Any) -> None:  # noqa: ANN401
+            observe(report[0] if len(report) == 1 else Progress(*report))
+
+        yield either
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[str, int, int, float | None], None]]:
+    """TRANSITION: show a training until all commands report `Progress`."""
+    with _bars() as observe:
+        yield lambda words, done, total, _: observe(Progress(words, done, total))
+
+
+@contextmanager
+def _bars() -> Iterator[Observer]:
+    """Yield an observer that shows every task on stderr."""
+    if not err.is_terminal:
+        yield Lines(lambda line: err.print(plain(line)))
+        return
+
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    display = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
         console=err,
         transient=True,
-        disable=not err.is_terminal,
     )
     tasks: dict[str, Any] = {}
 
-    def observe(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bar.add_task(plain(what), total=total)
-        bar.update(tasks[what], completed=done, total=total)
-        if not err.is_terminal and done == total:
-            err.print(f"{plain(what)}: done ({total})")
+    def observe(progress: Progress) -> None:
+        if progress.task not in tasks:
+            for task in display.tasks:  # only running tasks stay on the screen
+                display.update(task.id, visible=not task.finished)
+            description = plain(progress.task)
+            tasks[progress.task] = display.add_task(description, total=None, figures="")
+        display.update(
+            tasks[progress.task],
+            completed=progress.done,
+            total=progress.total,
+            figures=plain(format_figures(progress.figures)),
+            visible=True,
+        )
 
-    with bar:
+    with display:
         yield observe
 
 
-def load_images(dataset: str, split: Split, celeba: Path | None = None) -> Dataset:
-    """The images of a split; faces are decoded under a bar the first time."""
+class Lines:
+    """Observe tasks and write a line now and then: for logs and pipes.
+
+    A task is written at its end, at the end of each epoch (when its figure `epoch` grows), once
+    it has taken `SLOW` seconds, and every `INTERVAL` seconds from then on.
+    """
+
+    def __init__(
+        self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._tasks: dict[str, _Task] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        """Write a line if one is due."""
+        now = self._clock()
+        finished = progress.done >= progress.total
+        task = self._tasks.get(progress.task)
+        if task is None:
+            task = self._tasks[progress.task] = _Task(now, now + SLOW, progress)
+        new_epoch = progress.figures.get("epoch") != task.last.figures.get("epoch")
+        if new_epoch and not finished:
+            self._write(_line(task.last, now - task.start))
+        elif finished or now >= task.due:
+            self._write(_line(progress, now - task.start))
+            task.due = now + INTERVAL
+        task.last = progress
+        if finished:
+            del self._tasks[progress.task]
+
+
+class _Task:
+    """When a task started, when its next line is due, and its last report."""
+
+    def __init__(self, start: float, due: float, last: Progress) -> None:
+        self.start, self.due, self.last = start, due, last
+
+
+def _line(progress: Progress, seconds: float) -> str:
+    parts = [f"{progress.done:,}/{progress.total:,}", format_figures(progress.figures)]
+    if progress.done >= progress.total:
+        parts.append(f"done in {seconds:.0f} s")
+    elif progress.done > 0:
+        parts.append(f"{seconds / progress.done * (progress.total - progress.done):.0f} s left")
+    return f"{progress.task}: {'  '.join(part for part in parts if part)}"
+
+
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Format figures with their usual names, digits and units."""
+    parts = []
+    for name, value in figures.items():
+        match name:
+            case "epoch":
+                of_epochs = f"/{figures['epochs']:.0f}" if "epochs" in figures else ""
+                parts.append(f"epoch {value:.0f}{of_epochs}")
+            case "epochs":
+                pass
+            case "loss":
+                parts.append(f"loss {value:.3f}")
+            case "bits_per_dim":
+                parts.append(f"bits/dim {value:.3f}")
+            case "error":
+                parts.append(f"error {100 * value:.2f} %")
+            case "images_per_second":
+                parts.append(f"{value:,.0f} images/s")
+            case _:
+                parts.append(f"{name.replace('_', ' ')} {value:.4g}")
+    return "  ".join(parts)
+
+
+def load_images(dataset: str, split: "Split", celeba: Path | None = None) -> "Dataset":
+    """Load a split of a dataset; faces are decoded the first time, which takes a while."""
+    from ecinn.data.dataset import load_dataset
+
     with bars() as observe:
         return load_dataset(
             dataset,
             split,
             celeba,
-            observe=lambda done, total: observe("decoding images", done, total),
+            observe=lambda done, total: observe(Progress("decoding images", done, total)),
         )
-
-
-@contextmanager
-def training_bar() -> Iterator[Callable[[str, int, int, float | None], None]]:
-    """How a training goes, on stderr: a bar, or without a terminal a line for every epoch.
-
-    What it gives takes the words, the steps done and all steps, and at the end of an epoch the
-    seconds that are left.
-    """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    task = bar.add_task("starting")
-
-    def show(words: str, done: int, total: int, seconds_left: float | None) -> None:
-        bar.update(task, description=words, total=total, completed=done)
-        if not err.is_terminal and seconds_left is not None:
-            err.print(f"{words}  {seconds_left:.0f} s left")
-
-    with bar:
-        yield show

@@ -1,0 +1,75 @@
+"""`ecinn train`, then `ecinn explain` with the trained model."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ecinn.classifier.recipes import MNIST, RECIPES
+from ecinn.flow.network import Stage
+from helpers.command_line import fails, run
+
+
+def test_unknown_recipes_and_unwritable_folders(tmp_path: Path) -> None:
+    assert "mnist" in fails("train", "resnet", "--out", tmp_path)
+    (tmp_path / "file").touch()
+    assert "cannot write" in fails("train", "mnist", "--out", tmp_path / "file" / "sub")
+
+
+def test_an_interrupted_training_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ecinn.training.loop.train", interrupted)
+    assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
+    (tmp_path / "state.safetensors").touch()
+    assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
+
+
+@pytest.mark.slow
+def test_train_then_explain_with_the_trained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Path
+) -> None:
+    """Everything through the command line, with a network small enough for a test."""
+    small = dataclasses.replace(
+        MNIST,
+        architecture=dataclasses.replace(
+            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
+        ),
+        learning_rate=1e-2,
+    )
+    monkeypatch.setitem(RECIPES, "mnist", small)
+    run_folder = tmp_path / "run"
+    code, stdout, stderr = run(
+        "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 200,
+        "--batch-size", 8, "--device", "cpu", "--tensorboard", "--refine-epochs", 0,
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "epoch 3/3" in stderr
+    assert "wrote" in stdout
+    record = json.loads((run_folder / "training.json").read_text())
+    assert record["settings"]["epochs"] == 3
+    assert len(record["curve"]) == 3
+    assert record["metrics"]["n"] == 200
+    assert list((run_folder / "tensorboard").iterdir())
+    assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
+    code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
+    assert code == 0, stderr
+    refined = tmp_path / "refined"
+    code, _, stderr = run(
+        "train", "mnist", "--out", refined, "--from", run_folder, "--refine-epochs", 1,
+        "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
+    )  # fmt: skip
+    assert code == 0, stderr
+    record = json.loads((refined / "training.json").read_text())
+    assert record["settings"]["finetuning"]["proximity"] == 2.5
+    assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
+    assert len(record["first_stage"]["curve"]) == 3
+    assert len(record["curve"]) == 1
+    assert record["metrics"]["n"] == 128
+    assert "there must be a second" in fails(
+        "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
+    )
