@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ecinn.data.dataset import Dataset, Split, load_dataset
-from ecinn.errors import InputError
 from ecinn.files import atomic_write
 from ecinn.model import Model, load
 from ecinn.progress import Observer, ignore
@@ -110,14 +109,7 @@ def _maker(function: str) -> Callable[[Context], Made]:
     module, _, name = function.partition(".")
 
     def make(context: Context) -> Made:
-        try:
-            made: Made = getattr(import_module(f"ecinn.studies.paper.{module}"), name)(context)
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] != "matplotlib":
-                raise
-            raise InputError(
-                "the figures need matplotlib: pip install 'ecinn[paper]', in a clone '.[paper]'"
-            ) from None
+        made: Made = getattr(import_module(f"ecinn.studies.paper.{module}"), name)(context)
         return made
 
     return make

@@ -1,7 +1,6 @@
 """`ecinn paper claims`: measure every claim of the paper and write them on one page."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 from ecinn.studies.benchmark.record import jsonable

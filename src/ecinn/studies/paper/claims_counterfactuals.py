@@ -77,9 +77,7 @@ def two_evaluations(sample: Sample, repeats: int) -> Measurement:
     # Gradients are off: whatever needs them would fail.
     with torch.inference_mode():
         counterfactual(counted, model.mu_bar, x, q)
-        both = median_seconds(
-            lambda: counterfactual(model, model.mu_bar, x, q), repeats, x.device
-        )
+        both = median_seconds(lambda: counterfactual(model, model.mu_bar, x, q), repeats, x.device)
         forward = median_seconds(lambda: model.encode_with_log_det(x), repeats, x.device)
     times = both / forward
     once = (counted.encodes, counted.decodes) == (1, 1)
@@ -220,9 +218,7 @@ def third_class(sample: Sample) -> Measurement:
 def reaches_target(sample: Sample) -> Measurement:
     """C(x̂) = q for the stored image at α₁."""
     reached = proportion(sample.gather(lambda e: e.convincing_certificate.reached[:, 0]))
-    p_q = sample.posterior_of_q(
-        sample.gather(lambda e: e.convincing_certificate.posterior[:, 0])
-    )
+    p_q = sample.posterior_of_q(sample.gather(lambda e: e.convincing_certificate.posterior[:, 0]))
     return Measurement(
         "reaches-q",
         {"reached": reached, "median_p_q": float(p_q.median()), "sure": proportion(p_q > 0.99)},
@@ -238,9 +234,7 @@ def alpha_1(sample: Sample) -> Measurement:
     generator = torch.Generator().manual_seed(0)
     means = [bootstrap_interval(a, generator=generator) for a in (alpha_0, convincing)]
     beyond = proportion(convincing > alpha_0)
-    return Measurement(
-        "alpha-1", {"beyond": beyond, "alpha_0": means[0], "alpha_1": means[1]}
-    )
+    return Measurement("alpha-1", {"beyond": beyond, "alpha_0": means[0], "alpha_1": means[1]})
 
 
 def which_alpha(sample: Sample) -> Measurement:
@@ -337,7 +331,7 @@ class Kept:
 
     @property
     def kept(self) -> bool:
-        """True if r within classes reaches the threshold and both correlations beat the control."""
+        """True if r within classes is high enough and both correlations beat the control."""
         beyond = max(self.control.high, 0.0)
         strong = self.within.mean >= limits("features-kept")["kept"]
         return strong and min(self.r.low, self.within.low) > beyond

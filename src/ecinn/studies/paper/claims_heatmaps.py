@@ -154,9 +154,7 @@ def less_noisy(noise: Noise) -> Measurement:
     )
 
 
-def faithful(
-    digits: ExplainedDigits, maps: Mapping[str, Heatmaps], seed: int
-) -> Measurement:
+def faithful(digits: ExplainedDigits, maps: Mapping[str, Heatmaps], seed: int) -> Measurement:
     """Delete and insert pixels, with replacements that no method made."""
     generator = torch.Generator().manual_seed(seed)
     replacements = {"blur": blurred(digits.x, BLUR), "noise": noise_like(digits.x, generator)}

@@ -214,11 +214,6 @@ def mean_differences(
 
 
 @torch.inference_mode()
-def _encoded(model: Model, images: StoredImages) -> Float[Tensor, "batch dim"]:
-    return model.encode_with_log_det(model.pixels(images))[0].cpu()
-
-
-@torch.inference_mode()
 def _decoded(model: Model, z: Float[Tensor, "batch dim"]) -> StoredImages:
     return to_uint8(model.decode(z.to(model.device))).cpu()
 
@@ -259,7 +254,7 @@ def independent_parts(
     """Move images whose class is the cue by Δ between n latents; the last Δ is that of μ̄."""
     generator = torch.Generator().manual_seed(seed)
     drawn = draw_classes(training, per_class, generator)
-    latents = torch.stack([_encoded(model, images) for images in drawn])
+    latents = torch.stack([model.encode(images).cpu() for images in drawn])
     every = len(training) // cue.classes
     directions = {
         n: mean_differences(latents, pairs.p, pairs.q, n, generator)
@@ -267,7 +262,7 @@ def independent_parts(
         if n <= per_class and n < every
     }
     directions[every] = equations.latent_direction(model.mu_bar.cpu(), pairs.p, pairs.q)
-    z = _encoded(model, pairs.images)
+    z = model.encode(pairs.images).cpu()
     return {
         n: left_over(pairs, _decoded(model, z + delta), cue, judges, generator, features)
         for n, delta in directions.items()
@@ -286,7 +281,7 @@ def dependent_parts(
     generator = torch.Generator().manual_seed(seed)
     drawn = draw_classes(training, per_class, generator)
     delta = equations.latent_direction(model.mu_bar.cpu(), pairs.p, pairs.q)
-    after = _decoded(model, _encoded(model, pairs.images) + delta)
+    after = _decoded(model, model.encode(pairs.images).cpu() + delta)
     parts = {}
     for name, feature in features.items():
         values = feature(drawn.flatten(0, 1)).unflatten(0, drawn.shape[:2])
@@ -301,9 +296,7 @@ def dependent_parts(
     return parts
 
 
-def averages_cancel(
-    context: Context, judges: Judges, images: int, per_class: int
-) -> Measurement:
+def averages_cancel(context: Context, judges: Judges, images: int, per_class: int) -> Measurement:
     """Measure FakeMNIST, where the digit is independent by construction, and MNIST."""
     fake, mnist = (context.model(name) for name in ("fakemnist", "mnist"))
     fake_pairs, mnist_pairs = (

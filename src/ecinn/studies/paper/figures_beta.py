@@ -142,7 +142,9 @@ def numbers(result: TradeOff, shown: slice) -> Mapping[str, object]:
 def _results(context: Context) -> TradeOff:
     path = beta_models.find(context.beta)
     if path is None:
-        raise InputError("models at increasing β are needed: train them with `ecinn beta --out DIR`")
+        raise InputError(
+            "models at increasing β are needed: train them with `ecinn beta --out DIR`"
+        )
     return beta_models.read(path)
 
 
@@ -155,8 +157,8 @@ def figure_10(context: Context) -> Made:
         f"(training epochs: {result.training['epochs']}; our network, first stage only), with "
         "their test accuracies. An orange frame marks counterfactuals that the model itself does "
         f"not read as a {result.target}; a grey frame marks empty places, whose digit it already "
-        f"reads as a {result.target}. Bottom right: test error from {100 * best:.2f} to {100 * worst:.2f} % "
-        f"and exact bits/dim from {min(result.bits_per_dim):.2f} to "
+        f"reads as a {result.target}. Bottom right: test error from {100 * best:.2f} to "
+        f"{100 * worst:.2f} % and exact bits/dim from {min(result.bits_per_dim):.2f} to "
         f"{max(result.bits_per_dim):.2f}."
     )
     return Made(

@@ -37,10 +37,8 @@ Point = Float[Tensor, " 2"]
 Points = Float[Tensor, "_ 2"]
 
 
-@torch.inference_mode()
 def _encoded(model: Model, images: StoredImages) -> Float[Tensor, "batch dim"]:
-    parts = [model.encode_with_log_det(model.pixels(part))[0] for part in images.split(100)]
-    return torch.cat(parts).cpu()
+    return torch.cat([model.encode(part) for part in images.split(100)]).cpu()
 
 
 def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) -> pictures.Array:
@@ -271,7 +269,8 @@ def figure_2(context: Context) -> Made:
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
     distance = [
-        float((means[1] - means[0]).norm()) for means in (result.model_means, result.measured_means)
+        float((means[1] - means[0]).norm())
+        for means in (result.model_means, result.measured_means)
     ]
     caption = (
         f"{POINTS} random test images of {P} and of {Q}, projected orthogonally onto the plane "
@@ -292,9 +291,7 @@ def _some(among: Tensor, generator: torch.Generator) -> Tensor:
     return candidates[torch.randperm(len(candidates), generator=generator)[:POINTS]]
 
 
-def draw_geometry(
-    scene: Geometry, images: Sequence[pictures.Array], p: str, q: str
-) -> Figure:
+def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
     """Draw the plane with equal scales on both axes, below the images of z, α₀ and α₁."""
     everything = torch.cat([*scene.points, scene.model_means, scene.measured_means])
     low, high = everything.amin(0) - 0.5, everything.amax(0) + 0.5
