@@ -91,7 +91,7 @@ def entries() -> dict[str, Entry]:
 
 def limits(name: str) -> dict[str, float]:
     """Return the thresholds of a claim."""
-    return {key: limit["value"] for key, limit in entries()[name].thresholds.items()}
+    return {key: float(limit["value"]) for key, limit in entries()[name].thresholds.items()}
 
 
 def share_votes(share: Interval, wanted: float) -> Votes:

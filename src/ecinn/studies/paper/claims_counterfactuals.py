@@ -1,8 +1,9 @@
 """Measure claims about digits: cost, tipping points, persuasion, and what is preserved."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from ecinn.studies.judges import Judges, load_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.measuring import (
+    RESAMPLES,
     CountedClassifier,
     Sample,
     Sizes,
@@ -69,16 +71,22 @@ def _mean(values: Tensor) -> Interval:
     return bootstrap_interval(values.double(), generator=torch.Generator().manual_seed(0))
 
 
-def two_evaluations(sample: Sample, repeats: int) -> Measurement:
+def two_evaluations(
+    sample: Sample,
+    repeats: int,
+    *,
+    method: Callable[..., Any] = counterfactual,
+    timer: Callable[..., float] = median_seconds,
+) -> Measurement:
     """Count and time the evaluations that one counterfactual takes."""
     model, x = sample.model, sample.model.pixels(sample.images[:1])
     q = sample.q[:1].to(model.device)
     counted = CountedClassifier(model)
     # Gradients are off: whatever needs them would fail.
     with torch.inference_mode():
-        counterfactual(counted, model.mu_bar, x, q)
-        both = median_seconds(lambda: counterfactual(model, model.mu_bar, x, q), repeats, x.device)
-        forward = median_seconds(lambda: model.encode_with_log_det(x), repeats, x.device)
+        method(counted, model.mu_bar, x, q)
+        both = timer(lambda: method(model, model.mu_bar, x, q), repeats, x.device)
+        forward = timer(lambda: model.encode_with_log_det(x), repeats, x.device)
     times = both / forward
     once = (counted.encodes, counted.decodes) == (1, 1)
     return Measurement(
@@ -337,7 +345,9 @@ class Kept:
         return strong and min(self.r.low, self.within.low) > beyond
 
 
-def kept_features(sample: Sample, data: Dataset, seed: int) -> dict[str, Kept]:
+def kept_features(
+    sample: Sample, data: Dataset, seed: int, resamples: int = RESAMPLES
+) -> dict[str, Kept]:
     """Measure every feature of strokes before and after."""
     generator = torch.Generator().manual_seed(seed)
     pool, classes = data.first(POOL), range(len(data.class_names))
@@ -349,10 +359,10 @@ def kept_features(sample: Sample, data: Dataset, seed: int) -> dict[str, Kept]:
         real = feature(pool.images)
         means = torch.stack([real[pool.labels == label].nanmean() for label in classes])
         features[name] = Kept(
-            pearson(before, after, generator),
-            spearman(before, after, generator),
-            pearson(before - means[sample.p], after - means[sample.q], generator),
-            pearson(before, control, generator),
+            pearson(before, after, generator, resamples),
+            spearman(before, after, generator, resamples),
+            pearson(before - means[sample.p], after - means[sample.q], generator, resamples),
+            pearson(before, control, generator, resamples),
             float((after - before).abs().nanmean()),
             float((control - before).abs().nanmean()),
         )

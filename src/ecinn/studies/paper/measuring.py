@@ -12,7 +12,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Explanation
-from ecinn.metrics.heatmaps import map_similarity, rank_similarity
+from ecinn.metrics.heatmaps import rank_similarity
 from ecinn.metrics.statistics import Interval, bootstrap
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
@@ -143,43 +143,41 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def pearson(a: Values, b: Values, generator: torch.Generator) -> Interval:
+def pearson(
+    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
+) -> Interval:
     """Pearson's r, bootstrapped over pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         a, b = a - a.mean(), b - b.mean()
-        return map_similarity(a[None, None, None], b[None, None, None])[0]
+        return (a * b).sum() / (a.norm() * b.norm())
 
-    return _bootstrap_pairs(correlation, a, b, generator, least=3)
+    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
 
 
-def spearman(a: Values, b: Values, generator: torch.Generator) -> Interval:
+def spearman(
+    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
+) -> Interval:
     """Spearman's ρ, bootstrapped over pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         return rank_similarity(a[None, None], b[None, None])[0]
 
-    return _bootstrap_pairs(correlation, a, b, generator, least=3)
+    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
 
 
 def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
     """Σ part / Σ whole, bootstrapped over pairs."""
-    return _bootstrap_pairs(lambda a, b: a.sum() / b.sum(), part, whole, generator, least=1)
+    pairs = _finite(part, whole, 1)
+    return bootstrap(
+        lambda a, b: a.sum() / b.sum(), *pairs, resamples=RESAMPLES, generator=generator
+    )
 
 
-def _bootstrap_pairs(
-    statistic: Callable[[Tensor, Tensor], Tensor],
-    a: Values,
-    b: Values,
-    generator: torch.Generator,
-    *,
-    least: int,
-) -> Interval:
-    """Bootstrap a statistic of the pairs that are finite."""
+def _finite(a: Values, b: Values, least: int) -> tuple[Tensor, Tensor]:
+    """Keep the pairs that are finite."""
     finite = a.isfinite() & b.isfinite()
-    if int(finite.sum()) < least:
-        raise InputError(
-            f"at least {least} pairs of finite values are needed, not {int(finite.sum())}"
-        )
-    pairs = (a[finite].double(), b[finite].double())
-    return bootstrap(statistic, *pairs, resamples=RESAMPLES, generator=generator)
+    n = int(finite.sum())
+    if n < least:
+        raise InputError(f"at least {least} pairs of finite values are needed, not {n}")
+    return a[finite].double(), b[finite].double()
