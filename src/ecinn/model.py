@@ -25,7 +25,7 @@ from ecinn.pixels import Images, to_pixels, to_uint8
 from ecinn.progress import Observer, Progress, ignore
 
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path | bytes | io.IOBase
-TargetsLike = Targets | str | Sequence[int | str] | np.ndarray
+TargetsLike = Targets | str | Sequence[int | str] | np.ndarray | np.integer
 
 BATCH_SIZE = 128
 """Images that are explained at once."""

@@ -13,7 +13,6 @@ from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
-    from ecinn.explanation.counterfactual import Targets
     from ecinn.model import Inputs, Model
 
 
@@ -142,8 +141,8 @@ def _reason(failure: dict[str, Any]) -> str:
     return failure["reason"] if name in failure["reason"] else f"{name}: {failure['reason']}"
 
 
-def _parse_targets(targets: Sequence[str], model: "Model") -> "Targets":
-    """'all', or classes by their names or numbers."""
+def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN401
+    """Turn 'all', or class names and numbers, into targets."""
     if list(targets) == ["all"]:
         return "all"
     if "all" in targets:

@@ -153,7 +153,7 @@ def _faces(celeba: Path | None) -> Path | None:
     """Return the given folder of faces, or one from the usual places, or None."""
     import os
 
-    from ecinn.data.celeba_files import find_folder
+    from ecinn.data.celeba import find_folder
 
     try:
         return find_folder(celeba)

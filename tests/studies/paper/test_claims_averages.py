@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
 from ecinn.data.mnist import load_mnist
-from ecinn.data.planted import Cue
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model, load

@@ -42,11 +42,12 @@ def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, 
     agreement = proportion(torch.tensor([True, True, False]))
     compared = Comparison("m", 3, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
     audit = audit_with(comparisons=(compared,))
-    claim = claim_of(faces.lipstick_is_makeup(audit, {"lipstick": "distilled", "makeup": "fine-tuned"}))
+    trained = {"lipstick": "distilled", "makeup": "fine-tuned"}
+    claim = claim_of(faces.lipstick_is_makeup(audit, trained))
     assert claim.verdict == verdict
     assert "lipstick was distilled and makeup was fine-tuned." in claim.measured
     assert "two recipes" in claim.measured
-    alike = claim_of(faces.lipstick_is_makeup(audit, {"lipstick": "distilled", "makeup": "distilled"}))
+    alike = claim_of(faces.lipstick_is_makeup(audit, dict.fromkeys(trained, "distilled")))
     assert "two recipes" not in alike.measured
 
 
@@ -133,7 +134,7 @@ SPLITS = {"test": 7, "train": 8}
 def four_models(generator) -> Context:
     """Models of faces that differ in where they lead, and labels of which few, half or most."""
     models, labels = {}, {}
-    for number, (name, dataset) in enumeproportion(faces.MODELS.items()):
+    for number, (name, dataset) in enumerate(faces.MODELS.items()):
         model = small_model(3, 2, dataset)
         noise = torch.randn(model.mu_bar.shape, generator=generator)
         model.mu_bar = model.mu_bar + 0.3 * noise
@@ -243,7 +244,7 @@ def test_established_maps_are_compared_like_ours(four_models, generator, monkeyp
         importance = [maps_.abs().sum(1).flatten(1).numpy() for maps_ in (a, b)]
         rho = [
             scipy.stats.spearmanr(importance[0][i], importance[1][j]).statistic
-            for i, j in enumeproportion(other)
+            for i, j in enumerate(other)
         ]
         assert claim.numbers[name].mean == pytest.approx(sum(rho) / 8)
 

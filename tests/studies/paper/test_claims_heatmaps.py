@@ -93,7 +93,13 @@ def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatc
     )
     seen: list[Progress] = []
     twins = maps.relu_twins(
-        digits, training, test, networks=2, width=4, methods=("gradient_shap",), observe=seen.append
+        digits,
+        training,
+        test,
+        networks=2,
+        width=4,
+        methods=("gradient_shap",),
+        observe=seen.append,
     )
     assert [(progress.done, progress.total) for progress in seen] == [(k, 6) for k in range(1, 7)]
     expected = {"ReLU": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}

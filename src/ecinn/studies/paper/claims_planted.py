@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
-from ecinn.data.planted import Cue
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals, heatmaps
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
