@@ -10,7 +10,14 @@ from matplotlib.figure import Figure
 from ecinn.drawing import pictures
 from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.geometry import FIGURE_2, Geometry, Plane, geometry, plane_of, projected
+from ecinn.studies.paper.figures_method import (
+    Geometry,
+    Plane,
+    figure_2,
+    geometry,
+    plane_of,
+    projected,
+)
 
 
 @pytest.fixture
@@ -143,8 +150,10 @@ def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) ->
     points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
     points[1] += found.normal / found.normal.norm()
     found = dataclasses.replace(found, points=tuple(points))
-    monkeypatch.setattr("ecinn.studies.paper.geometry.projected", lambda *_: (found, Figure(), 17))
-    made = FIGURE_2.make(Context())
+    monkeypatch.setattr(
+        "ecinn.studies.paper.figures_method.projected", lambda *_: (found, Figure(), 17)
+    )
+    made = figure_2(Context())
     numbers, words = made.data["figure-2"], made.captions["figure-2"]
     points = [np.array(each) for each in numbers["points"]]
     normal = np.array(numbers["boundary_normal"])
@@ -153,11 +162,11 @@ def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) ->
     assert abs(right[0] - right[1]) > 0.01 < min(right) < max(right) < 0.99
     assert numbers["test_image"] == 17
     shares = [100 * share for share in numbers["on_their_side"]]
-    assert f"({shares[0]:.1f} % of the 4s and {shares[1]:.1f} % of the 9s on their own)" in words
+    assert f"({shares[0]:.1f} % of the 4s and {shares[1]:.1f} % of the 9s on the side" in words
     model, measured = (
         np.linalg.norm(np.diff(numbers[key], axis=0)) for key in ("model_means", "measured_means")
     )
-    assert f"the model's are {model:.1f} apart and the measured ones {measured:.1f}," in words
+    assert f"of the model are {model:.1f} apart and the measured ones {measured:.1f}," in words
     assert f"α₀ = {numbers['alpha_0']:.2f}, α₁ = {numbers['alpha_1']:.2f}." in words
     (z, tipping, convincing) = (
         np.array(numbers[key]) for key in ("z", "tipping_point", "convincing")
