@@ -33,6 +33,8 @@ def beta(
     device: Device = "auto",
 ) -> None:
     """Train models at increasing β for Figure 10; run it again to continue."""
+    import torch
+
     from ecinn.files import output_folder
     from ecinn.studies.judges import load_judges
     from ecinn.studies.paper import beta_models
@@ -42,7 +44,7 @@ def beta(
     recipes = [beta_models.settings(value, epochs) for value in values]
     train, test = (load_images("mnist", split).first(limit) for split in ("train", "test"))
     places = beta_models.draw_digits(test, seed)
-    jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
+    jury = beta_models.Jury.assemble(load_judges("mnist").to(torch.device(chosen)), test)
     results = output_folder(out_dir) / beta_models.FILE
     earlier = _earlier(out_dir, values, epochs, train, test)
     models: list[Checkpoint] = []
@@ -56,7 +58,7 @@ def beta(
             else:
                 err.print(f"{task}: already trained")
             models.append(model)
-            compared = beta_models.compare([*models, *earlier], test, places, chosen)
+            compared = beta_models.compare([*models, *earlier], test, places, torch.device(chosen))
             beta_models.save(compared, results)
             _print_result(model)
     except KeyboardInterrupt:
