@@ -304,7 +304,7 @@ def test_copies_keep_every_feature_and_random_images_of_q_keep_none(sample) -> N
     features = digits.kept_features(with_counterfactuals(sample, other), data, 0, 200)
     lost = claim_of(digits.features_kept(features, N))
     assert lost.verdict == "refuted"
-    assert all(abs(kept["within"].mean) < 0.5 for kept in lost.numbers.values())
+    assert all(abs(kept.within.mean) < 0.5 for kept in lost.numbers.values())
 
 
 def test_features_within_classes_by_regression_on_classes(sample) -> None:

@@ -4,7 +4,6 @@ They are listed in `artefacts.toml`. Modules that draw are imported when an arte
 that the list needs no matplotlib.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -19,6 +18,7 @@ from ecinn.files import atomic_write
 from ecinn.model import Model, load
 from ecinn.progress import Observer, ignore
 from ecinn.studies.benchmark.record import write_json, write_text
+from ecinn.studies.paper.words import fill, read_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,6 @@ class Artefact:
 
 def read_artefacts() -> tuple[Artefact, ...]:
     """Read all artefacts in the order of the paper."""
-    text = Path(__file__).with_name("artefacts.toml").read_text(encoding="utf-8")
     return tuple(
         Artefact(
             name,
@@ -101,8 +100,14 @@ def read_artefacts() -> tuple[Artefact, ...]:
             frozenset(about.get("needs", ())),
             about.get("reported", ""),
         )
-        for name, about in tomllib.loads(text).items()
+        for name, about in read_toml("artefacts.toml").items()
+        if "make" in about
     )
+
+
+def caption(name: str, **values: Any) -> str:  # noqa: ANN401
+    """Fill in the caption of an artefact."""
+    return fill(read_toml("artefacts.toml")[name]["caption"], values)
 
 
 def _maker(function: str) -> Callable[[Context], Made]:

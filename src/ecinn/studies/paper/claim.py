@@ -1,14 +1,12 @@
 """Claims of the paper: read from `claims.toml`, judged by votes, and put into words."""
 
-import string
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from ecinn.metrics.statistics import Interval
+from ecinn.studies.paper.words import fill, read_toml, show
 
 Verdict = Literal["supported", "partly", "refuted", "vague", "untested"]
 """Vague: the text leaves open what is meant. Untested: nothing was measured."""
@@ -67,26 +65,15 @@ class Claim:
     table: str = ""
 
 
-@cache
 def document() -> dict[str, Any]:
     """Return the parsed file: the introduction, the chapters and the claims."""
-    path = Path(__file__).with_name("claims.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return read_toml("claims.toml")
 
 
 @cache
 def entries() -> dict[str, Entry]:
     """Return all claims by name, in the order of the file."""
-
-    def one_line(value: Any) -> Any:  # noqa: ANN401
-        return " ".join(value.split()) if isinstance(value, str) else value
-
-    found = {}
-    for name, fields in document()["claim"].items():
-        plain = {key: one_line(value) for key, value in fields.items()}
-        plain["phrases"] = {k: one_line(text) for k, text in fields.get("phrases", {}).items()}
-        found[name] = Entry(name, **plain)
-    return found
+    return {name: Entry(name, **fields) for name, fields in document()["claim"].items()}
 
 
 def limits(name: str) -> dict[str, float]:
@@ -105,30 +92,6 @@ def judge(votes: Sequence[Votes]) -> Verdict:
     return min((order[all(group) + any(group)] for group in votes), key=order.index)
 
 
-def show(value: Any, spec: str = "") -> str:  # noqa: ANN401
-    """Format a value; an interval is shown in brackets, and % leaves a space.
-
-    >>> show(Interval(0.5, 0.25, 0.875, 8), ".1%"), show(0.25, ".0%"), show(2000, ",")
-    ('50.0 % [25.0, 87.5]', '25 %', '2,000')
-    """
-    if spec.endswith("%"):
-        scale, unit, spec = 100, " %", spec[:-1]
-    else:
-        scale, unit = 1, ""
-    if spec[-1:].isdigit():
-        spec += "f"
-    if isinstance(value, Interval):
-        mean, low, high = (format(scale * v, spec) for v in (value.mean, value.low, value.high))
-        return f"{mean}{unit} [{low}, {high}]"
-    return f"{format(scale * value, spec)}{unit}" if unit else format(value, spec)
-
-
-class _Report(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401
-        """Format values as `show` does."""
-        return show(value, format_spec)
-
-
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a Markdown table, with all columns but the first aligned right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
@@ -138,41 +101,39 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def claim_of(measurement: Measurement) -> Claim:
     """Judge a measurement and report it."""
-    entry, report = entries()[measurement.name], _Report()
+    entry = entries()[measurement.name]
     values = limits(entry.name) | measurement.words | measurement.numbers
     for place, keys in measurement.chosen.items():
-        phrases = [report.vformat(entry.phrases[key], (), values) for key in keys]
+        phrases = [fill(entry.phrases[key], values) for key in keys]
         values[place] = "; ".join(phrases) if keys else "nothing"
     table = ""
     if measurement.rows:
-        head = [report.vformat(heading, (), values) for heading, _ in entry.columns]
+        head = [fill(heading, values) for heading, _ in entry.columns]
         formats = [spec for _, spec in entry.columns]
         rows = [list(map(show, row, formats)) for row in measurement.rows]
         table = markdown_table(head, rows)
-    return Claim(
-        entry.name,
-        entry.section,
-        entry.sentence,
-        entry.verdict or judge(measurement.votes),
-        report.vformat(entry.measured, (), values),
-        entry.figure,
-        entry.command,
-        entry.thresholds,
-        measurement.numbers,
-        table,
-    )
+    verdict = entry.verdict or judge(measurement.votes)
+    measured = fill(entry.measured, values)
+    return _claim(entry, verdict, measured, measurement.numbers, table)
 
 
 def unmeasured(entry: Entry) -> Claim:
     """Report a claim that nothing was measured of."""
-    words = entry.untested or entry.measured
+    return _claim(entry, "untested", fill(entry.untested or entry.measured, {}), {}, "")
+
+
+def _claim(
+    entry: Entry, verdict: Verdict, measured: str, numbers: Mapping[str, Any], table: str
+) -> Claim:
     return Claim(
         entry.name,
         entry.section,
-        entry.sentence,
-        "untested",
-        words,
+        fill(entry.sentence, {}),
+        verdict,
+        measured,
         entry.figure,
         entry.command,
         entry.thresholds,
+        numbers,
+        table,
     )

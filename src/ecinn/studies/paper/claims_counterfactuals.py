@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -380,7 +380,7 @@ def features_kept(features: dict[str, Kept], n: int) -> Measurement:
     ]
     return Measurement(
         "features-kept",
-        {name: asdict(feature) for name, feature in features.items()},
+        features,
         [[feature.kept for feature in features.values()]],
         {"n": n, "lost": ", ".join(lost) or "none", "plain": ", ".join(plain) or "none"},
         rows=rows,

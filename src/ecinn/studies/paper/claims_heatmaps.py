@@ -23,8 +23,9 @@ from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.claim import Measurement, limits, show
+from ecinn.studies.paper.claim import Measurement, limits
 from ecinn.studies.paper.measuring import RESAMPLES, Sizes
+from ecinn.studies.paper.words import show
 
 GRADIENT_METHODS: tuple[HeatmapMethod, ...] = METHODS[1:]
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {

@@ -1,7 +1,7 @@
 """Measure claims where the class is a planted dot, and what cancels out of mean latents."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -22,8 +22,9 @@ from ecinn.studies.benchmark.quality import MAIN_ORACLE
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges, load_judges
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.claim import Measurement, limits, share_votes, show
+from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.measuring import Sample, Sizes, explained_sample, ratio_of_sums
+from ecinn.studies.paper.words import show
 
 AVERAGED = (1, 10, 100)
 """Latents of each class that Δ is taken between; the means over all training images come last."""
@@ -327,8 +328,8 @@ def cancelled(
     return Measurement(
         "cancel",
         {
-            "left": {str(n): asdict(part) for n, part in left.items()},
-            "stayed": {name: asdict(part) for name, part in carried.items()},
+            "left": left,
+            "stayed": carried,
             "common_squared": float(mu_bar.mean(0).square().sum()),
             # The mean squared distance of two of K vectors is twice their variance.
             "delta_squared": float(2 * mu_bar.var(0).sum()),

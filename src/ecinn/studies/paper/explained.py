@@ -16,6 +16,7 @@ from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
 from ecinn.studies.paper.style import Grid, Panel, share
+from ecinn.studies.paper.words import fill, read_toml
 
 ROWS = ("input", r"$\alpha_0$", r"$\alpha_1$", r"$h$")
 Pair = tuple[int, int]
@@ -102,14 +103,13 @@ class Shown:
 
     def legend(self, percentile: float = pictures.PERCENTILE) -> str:
         """Explain the rows and report the outcome, as the second part of a caption."""
-        return (
-            "Rows: input, tipping point (α₀), convincing counterfactual (α₁), heatmap h = x̂ − x "
-            "at α₁ (red: brighter, blue: darker, white: unchanged; full colour at "
-            f"{self.limit(percentile):.2f} of the range of a pixel). Numbers: posteriors of the "
-            "8-bit image above them. Before rounding to 8 bits, both classes of a tipping point "
-            f"are equally likely to within {self.largest_gap():.0e}; {self.reached()} of "
-            f"{len(self.pairs)} convincing counterfactuals are read as their target."
-        )
+        values = {
+            "limit": self.limit(percentile),
+            "gap": self.largest_gap(),
+            "reached": self.reached(),
+            "pairs": len(self.pairs),
+        }
+        return fill(read_toml("artefacts.toml")["legend"]["text"], values)
 
 
 def every_target(explanation: Explanation, places: tuple[int, ...], image: int = 0) -> Shown:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ecinn.drawing.pictures import Array, image_array
 from ecinn.errors import InputError
 from ecinn.studies.paper import beta_models, style
-from ecinn.studies.paper.artefact import Context, Made
+from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.beta_models import TradeOff
 
 SIDE = 3
@@ -151,20 +151,19 @@ def _results(context: Context) -> TradeOff:
 def figure_10(context: Context) -> Made:
     """Counterfactuals of models trained at increasing β."""
     result = _results(context)
-    best, worst = min(result.error), max(result.error)
-    caption = (
-        f"The same nine random test digits into {result.target} by models trained at increasing β "
-        f"(training epochs: {result.training['epochs']}; our network, first stage only), with "
-        "their test accuracies. An orange frame marks counterfactuals that the model itself does "
-        f"not read as a {result.target}; a grey frame marks empty places, whose digit it already "
-        f"reads as a {result.target}. Bottom right: test error from {100 * best:.2f} to "
-        f"{100 * worst:.2f} % and exact bits/dim from {min(result.bits_per_dim):.2f} to "
-        f"{max(result.bits_per_dim):.2f}."
+    text = caption(
+        "figure-10",
+        target=result.target,
+        epochs=result.training["epochs"],
+        least_error=min(result.error),
+        most_error=max(result.error),
+        least_bits=min(result.bits_per_dim),
+        most_bits=max(result.bits_per_dim),
     )
     return Made(
         figures={"figure-10": draw(result)},
         data={"figure-10": numbers(result, slice(SIDE**2))},
-        captions={"figure-10": caption},
+        captions={"figure-10": text},
     )
 
 
@@ -172,9 +171,9 @@ def supplement_10(context: Context) -> Made:
     """Further digits by the same models."""
     result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
-    caption = f"{SIDE**2 * len(pages)} further random digits, by the same models."
+    text = f"{SIDE**2 * len(pages)} further random digits, by the same models."
     return Made(
         books={"supplement-10": pages},
         data={"supplement-10": numbers(result, slice(SIDE**2, None))},
-        captions={"supplement-10": caption},
+        captions={"supplement-10": text},
     )

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.model import Model
-from ecinn.studies.paper.artefact import Context, Made
+from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.explained import Shown, columns, draw, every_image, every_target
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
@@ -73,47 +73,34 @@ def figure_3(context: Context) -> Made:
     """Random samples of FakeMNIST."""
     shown, places = samples(fake_mnist(context)[1], context.generator(3))
     numbers = [{"test_image": place, "label": label} for label, place in enumerate(places)]
-    caption = (
-        "A random test image of every class of FakeMNIST. The strip to the left of each image "
-        "magnifies its top left 10×2 pixels: only the dot in row *y* carries the label."
-    )
-    return _made("figure-3", draw_grid(shown, 5), numbers, caption)
+    return _made("figure-3", draw_grid(shown, 5), numbers)
 
 
 def figure_4(context: Context) -> Made:
     """An image of FakeMNIST into all other classes."""
     shown = one_to_all(*fake_mnist(context), 0, context.generator(4))
     figure = draw_grid(columns(shown, top_left, LARGEST), 4)
-    caption = (
-        "A random test image of class 0 of FakeMNIST into all others. The strips magnify the "
-        f"top left 10×2 pixels. {shown.legend(LARGEST)}"
-    )
-    return _made("figure-4", figure, shown.numbers(), caption)
+    return _made("figure-4", figure, shown.numbers(), legend=shown.legend(LARGEST))
 
 
 def figure_5(context: Context) -> Made:
     """A three into all other digits."""
-    shown = one_to_all(*mnist(context), 3, context.generator(5))
-    return _explained("figure-5", shown, "A random test image of a three into all other digits.")
+    return _explained("figure-5", one_to_all(*mnist(context), 3, context.generator(5)))
 
 
 def figure_6(context: Context) -> Made:
     """All other digits into a zero."""
-    shown = all_to_one(*mnist(context), 0, context.generator(6))
-    return _explained("figure-6", shown, "A random test image of each other digit into a zero.")
+    return _explained("figure-6", all_to_one(*mnist(context), 0, context.generator(6)))
 
 
 def figure_7(context: Context) -> Made:
     """Fours into nines."""
-    shown = same_pair(*mnist(context), 4, 9, 9, context.generator(7))
-    caption = "Nine random fours of the test set into nines, from the thinnest to the boldest."
-    return _explained("figure-7", shown, caption)
+    return _explained("figure-7", same_pair(*mnist(context), 4, 9, 9, context.generator(7)))
 
 
-def _explained(stem: str, shown: Shown, caption: str) -> Made:
-    figure = draw_grid(columns(shown))
-    return _made(stem, figure, shown.numbers(), f"{caption} {shown.legend()}")
+def _explained(stem: str, shown: Shown) -> Made:
+    return _made(stem, draw_grid(columns(shown)), shown.numbers(), legend=shown.legend())
 
 
-def _made(stem: str, figure: Figure, numbers: Any, caption: str) -> Made:  # noqa: ANN401
-    return Made({stem: figure}, data={stem: numbers}, captions={stem: caption})
+def _made(stem: str, figure: Figure, numbers: Any, **values: str) -> Made:  # noqa: ANN401
+    return Made({stem: figure}, data={stem: numbers}, captions={stem: caption(stem, **values)})

@@ -15,7 +15,7 @@ from ecinn.pixels import to_uint8
 from ecinn.progress import counter
 from ecinn.studies.benchmark.heatmap_results import LABELS as METHOD_NAMES
 from ecinn.studies.inception.training import load_inception
-from ecinn.studies.paper.artefact import Context, Made, Need
+from ecinn.studies.paper.artefact import Context, Made, Need, caption
 from ecinn.studies.paper.explained import columns, draw, every_image
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
@@ -50,12 +50,9 @@ def figure_8(context: Context) -> Made:
     explanation = model.explain(data.images[places], 1 - data.labels[places][:, None])
     shown = every_image(explanation, tuple(places.tolist()))
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
-    caption = (
-        "Ten random test faces that the model classifies correctly: five into a smile, five "
-        f"out of one. {shown.legend()}"
-    )
     name = "figure-8"
-    return Made({name: figure}, data={name: shown.numbers()}, captions={name: caption})
+    captions = {name: caption(name, legend=shown.legend())}
+    return Made({name: figure}, data={name: shown.numbers()}, captions=captions)
 
 
 class Faces:
@@ -168,13 +165,7 @@ def figure_9(context: Context) -> Made:
     generator = context.generator(9)
     faces = [Faces(context, name, 1, generator) for name in FACE_MODELS]
     figures = {"figure-9a": draw_grid(inn_grid(faces))}
-    captions = {
-        "figure-9a": "(a) Heatmaps on the INNs. A random test face of each label that its model "
-        "classifies correctly. Every map has its own scale (full colour at its 99.5th "
-        "percentile, white: zero). ECINNh: red is brighter, blue darker; the others: red is "
-        "evidence for q, blue for p. They attribute the difference of linear logits q − p; "
-        "baselines are training faces."
-    }
+    captions = {"figure-9a": caption("figure-9")}
     skipped: Mapping[str, Need] = {}
     if context.inception is None:
         captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."

@@ -20,7 +20,7 @@ from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_uint8
 from ecinn.studies.paper import style
-from ecinn.studies.paper.artefact import Context, Made
+from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.explained import Shown, draw, every_image
 from ecinn.studies.paper.style import share
 
@@ -67,14 +67,8 @@ def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[lis
 def figure_1(context: Context) -> Made:
     """The method on a face."""
     figures, shown = pipelines(context, 1, context.generator(1))
-    caption = (
-        "A random test face of a woman whom the model reads as without makeup. f maps it to the "
-        "latent z, drawn as an image (red: positive, blue: negative, white: 0; lowest frequencies "
-        "on top); α₁Δ is added in closed form; f⁻¹ maps the sum to the counterfactual x̂. "
-        "h = x̂ − x. Numbers: posteriors of the 8-bit image."
-    )
     name = "figure-1"
-    return Made({name: figures[0]}, data={name: shown.numbers()}, captions={name: caption})
+    return Made({name: figures[0]}, data={name: shown.numbers()}, captions={name: caption(name)})
 
 
 def draw_pipeline(
@@ -159,10 +153,6 @@ class Plane:
         """Return the coordinates of the nearest point of the plane."""
         basis = torch.stack([self.along, self.across])
         return (z - self.origin) @ basis.T
-
-    def lift(self, points: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch dim"]:
-        """Return the point of latent space with these coordinates."""
-        return self.origin + points @ torch.stack([self.along, self.across])
 
 
 def plane_of(
@@ -272,18 +262,20 @@ def figure_2(context: Context) -> Made:
         float((means[1] - means[0]).norm())
         for means in (result.model_means, result.measured_means)
     ]
-    caption = (
-        f"{POINTS} random test images of {P} and of {Q}, projected orthogonally onto the plane "
-        "spanned by Δ and w = μ_q − μ_p. w, the normal of the decision boundary, lies in this "
-        "plane: the line is where the boundary intersects it, and every point lies on its true "
-        f"side ({100 * right[0]:.1f} % of the {P}s and {100 * right[1]:.1f} % of the {Q}s on the "
-        "side of their class). Dotted: unit variance around the means of the model. The paper "
-        "draws the measured means near those of the model; here the means of the model are "
-        f"{distance[0]:.1f} apart and the measured ones {distance[1]:.1f}, and Δ is far from "
-        f"parallel to w. α₀ = {result.alpha_0:.2f}, α₁ = {result.alpha_1:.2f}."
+    text = caption(
+        "figure-2",
+        points=POINTS,
+        p=P,
+        q=Q,
+        right_p=right[0],
+        right_q=right[1],
+        model=distance[0],
+        measured=distance[1],
+        alpha_0=result.alpha_0,
+        alpha_1=result.alpha_1,
     )
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
-    return Made({"figure-2": figure}, data={"figure-2": numbers}, captions={"figure-2": caption})
+    return Made({"figure-2": figure}, data={"figure-2": numbers}, captions={"figure-2": text})
 
 
 def _some(among: Tensor, generator: torch.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from ecinn.files import ASSETS
 from ecinn.metrics.statistics import wilson
 from ecinn.studies.benchmark.tables import NONE, Table, number, percent
 from ecinn.studies.paper.artefact import Context, Made
+from ecinn.studies.paper.words import fill, read_toml
 from ecinn.studies.published import published
 
 PAPER_ASSETS = ASSETS / "paper"
@@ -135,20 +136,15 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
 def _notes(lines: list[Row]) -> tuple[str, ...]:
     mnist, face = (published()["table_1"][model] for model in ("mnist", "celeba-smile"))
     digits, faces = (-paper_bits_per_dim(0.0, row["pixel_scale"]) for row in (mnist, face))
-    images = " or ".join(f"{n:,}" for n in sorted({row.n for row in lines if row.n is not None}))
-    return (
-        f"Errors are measured on {images} test images; their 95 % confidence intervals are in "
-        "brackets. The paper's faces are CelebA-HQ; it does not say how they were split.",
-        "As far as can be told, the paper's bits/dim follow the evaluation of IB-INN, which "
-        f"leaves out a constant: {digits:.2f} bits for digits and about {faces:.2f} for faces. "
-        f"The exact value for MNIST would be {mnist['bits_per_dim'] + digits:.2f} instead of "
-        f"{mnist['bits_per_dim']:.2f}. That convention evaluates noise-free images, whose density "
-        "is not a code length; compare models by the exact column.",
-        "The paper's recipe, re-run, is the recipe `mnist-paper` on our implementation of the "
-        "layers of IB-INN. Every setting of that recipe names its source, and a comment lists the "
-        "details that still differ from the authors' code: the row shows what the recipe gives "
-        "here, not what their program gave.",
-    )
+    counts = sorted({row.n for row in lines if row.n is not None})
+    values = {
+        "images": " or ".join(f"{n:,}" for n in counts),
+        "digits": digits,
+        "faces": faces,
+        "printed": mnist["bits_per_dim"],
+        "exact": mnist["bits_per_dim"] + digits,
+    }
+    return tuple(fill(note, values) for note in read_toml("artefacts.toml")["table-1"]["notes"])
 
 
 def latex(lines: list[Row]) -> str:
@@ -177,7 +173,9 @@ def latex(lines: list[Row]) -> str:
 def make(context: Context) -> Made:
     """Make the page and its JSON."""
     lines = rows(lambda name: context.model(name).checkpoint)
-    title = "# Table 1: error and bits per dimension of every model, the paper's and ours"
-    page = "\n".join([title, "", table(lines).markdown(), "```latex", latex(lines), "```", ""])
+    title = read_toml("artefacts.toml")["table-1"]["title"]
+    page = "\n".join(
+        [f"# {title}", "", table(lines).markdown(), "```latex", latex(lines), "```", ""]
+    )
     numbers = [asdict(row) | {"interval": row.interval} for row in lines]
     return Made(pages={"table-1": page}, data={"table-1": numbers})
