@@ -374,7 +374,7 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     assert numbers[0]["error"] == 0.05
     assert (numbers[1]["judged"], numbers[1]["convinced"]) == (1901, 1750)
     assert (
-        "test error from 0.62 to 5.00 % and exact bits/dim from 3.00 to 3.70"
+        "test error from 0.62 % to 5.00 % and exact bits/dim from 3.00 to 3.70"
         in (made.captions["figure-10"])
     )
     assert "(training epochs: 12;" in made.captions["figure-10"]

@@ -33,7 +33,6 @@ from ecinn.studies.paper.claim import (
     entries,
     judge,
     share_votes,
-    show,
 )
 from ecinn.studies.paper.claims import make, measure_claims, page
 from ecinn.studies.paper.measuring import (
@@ -44,6 +43,7 @@ from ecinn.studies.paper.measuring import (
     pearson,
     spearman,
 )
+from ecinn.studies.paper.words import show
 from helpers.paper import with_counterfactuals
 
 N = 48

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ecinn.drawing import pictures
-from ecinn.studies.paper import figures_method, style
+from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.figures_method import (
     Geometry,

@@ -17,8 +17,7 @@ from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
 from ecinn.pixels import StoredImages
-from ecinn.studies.benchmark.methods import read as read_as
-from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge
+from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge, predicted_classes
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
@@ -122,7 +121,7 @@ class Jury:
 
     def judge(self, model: Model) -> Judged:
         """Judge the stored α₁ counterfactuals of digits that are not already read as q."""
-        other = read_as(model, self.images) != self.q
+        other = predicted_classes(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
         stored = [
             model.explain(some, target[:, None], check=False).stored_convincing[:, 0].cpu()
@@ -176,7 +175,7 @@ def _explained(
     target: int, images: StoredImages, model: Model
 ) -> tuple[StoredImages, Bool[Tensor, " images"], Bool[Tensor, " images"]]:
     """Return stored counterfactuals, which digits are already read as the target, and success."""
-    already = read_as(model, images) == target
+    already = predicted_classes(model, images) == target
     stored, reached = torch.zeros_like(images), torch.zeros_like(already)
     if not already.all():
         explanation = model.explain(images[~already], target)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from ecinn.drawing.table import Table
 from ecinn.metrics.statistics import Interval
 from ecinn.studies.paper.words import fill, read_toml, show
 
@@ -92,13 +93,6 @@ def judge(votes: Sequence[Votes]) -> Verdict:
     return min((order[all(group) + any(group)] for group in votes), key=order.index)
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a Markdown table, with all columns but the first aligned right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
-
-
 def claim_of(measurement: Measurement) -> Claim:
     """Judge a measurement and report it."""
     entry = entries()[measurement.name]
@@ -108,10 +102,10 @@ def claim_of(measurement: Measurement) -> Claim:
         values[place] = "; ".join(phrases) if keys else "nothing"
     table = ""
     if measurement.rows:
-        head = [fill(heading, values) for heading, _ in entry.columns]
+        head = tuple(fill(heading, values) for heading, _ in entry.columns)
         formats = [spec for _, spec in entry.columns]
-        rows = [list(map(show, row, formats)) for row in measurement.rows]
-        table = markdown_table(head, rows)
+        rows = tuple(tuple(map(show, row, formats)) for row in measurement.rows)
+        table = Table("", head, rows).markdown().rstrip()
     verdict = entry.verdict or judge(measurement.votes)
     measured = fill(entry.measured, values)
     return _claim(entry, verdict, measured, measurement.numbers, table)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+from ecinn.drawing.table import Table
 from ecinn.studies.benchmark.record import jsonable
 from ecinn.studies.paper import (
     claims_counterfactuals,
@@ -19,7 +20,6 @@ from ecinn.studies.paper.claim import (
     claim_of,
     document,
     entries,
-    markdown_table,
     unmeasured,
 )
 from ecinn.studies.paper.measuring import Sizes
@@ -60,12 +60,12 @@ def page(claims: Sequence[Claim]) -> str:
         (chapter["title"], [claim for claim in claims if claim.section in chapter["sections"]])
         for chapter in document()["chapters"]
     ]
-    rows = [
-        [claim.sentence, f"**{claim.verdict}**", claim.section]
+    rows = tuple(
+        (claim.sentence, f"**{claim.verdict}**", claim.section)
         for _, chapter in chapters
         for claim in chapter
-    ]
-    overview = markdown_table(["claim", "verdict", "section"], rows)
+    )
+    overview = Table("", ("claim", "verdict", "section"), rows).markdown().rstrip()
     parts = [document()["introduction"].strip(), f"{len(claims)} claims: {tally}.", overview]
     for title, chapter in chapters:
         if chapter:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.heatmaps import map_similarity
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion, wilson
 from ecinn.metrics.strokes import FEATURES
-from ecinn.studies.benchmark.methods import METHODS, Workshop
+from ecinn.progress import ignore
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
-from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.benchmark.side_by_side import METHODS, Pairs
 from ecinn.studies.benchmark.side_by_side import make as make_counterfactuals
 from ecinn.studies.judges import Judges, load_judges
 from ecinn.studies.paper.artefact import Context
@@ -102,8 +103,8 @@ def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
     pairs = Pairs(sample.index[:n], sample.images[:n], sample.p[:n], sample.q[:n])
     numbers = {}
     for name in ("ecinn", *SEARCHES):
-        method = METHODS[name](Workshop(sample.model, _no_training))
-        made = make_counterfactuals(lambda method=method: method, pairs, sample.model.device)  # type: ignore[misc]
+        prepare = partial(METHODS[name], sample.model, _no_training, ignore)
+        made = make_counterfactuals(prepare, pairs, sample.model.device)
         convinced = proportion(judges.verdicts(made.images)[MAIN_ORACLE] == pairs.q)
         numbers[name] = {"passes": float(made.passes.double().mean()), "convinced": convinced}
     most = max(figures["passes"] for figures in numbers.values())

@@ -19,7 +19,7 @@ from ecinn.metrics.statistics import (
 )
 from ecinn.model import Model
 from ecinn.progress import Observer, Progress, ignore
-from ecinn.studies.benchmark.heatmap_results import LABELS
+from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.paper import beta_models
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.beta_models import TradeOff

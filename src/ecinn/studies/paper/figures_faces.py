@@ -13,7 +13,7 @@ from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.pixels import to_uint8
 from ecinn.progress import counter
-from ecinn.studies.benchmark.heatmap_results import LABELS as METHOD_NAMES
+from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper.artefact import Context, Made, Need, caption
 from ecinn.studies.paper.explained import columns, draw, every_image
