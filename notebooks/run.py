@@ -1,4 +1,4 @@
-"""Run the notebook from top to bottom and keep what it shows: `make notebook`."""
+"""Run the notebook from top to bottom and save its output: `make notebook`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Outputs without when and how long: the same run gives the same file."""
+    """Save outputs without times and durations, so that the same run gives the same file."""
     path = HERE / "ecinn.ipynb"
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
