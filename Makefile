@@ -9,6 +9,8 @@ CELEBA ?= ../shared/data/celeba
 
 # Threads that wait sleep instead of spin: spinning stalls everything on cores with other work.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Keep compiled modules between runs: compiling them takes longer than many tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test quick check docs serve load paper notebook bench evaluate benchmark faces clean
 

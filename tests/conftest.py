@@ -8,13 +8,13 @@ import pytest
 # Before torch is imported, for this process and those it starts: waiting threads sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch  # noqa: E402
+import torch
 
-from ecinn.classifier.checkpoint import shipped_models  # noqa: E402
-from ecinn.classifier.generative import GenerativeClassifier  # noqa: E402
-from ecinn.flow.network import Architecture, Stage  # noqa: E402
-from ecinn.model import Model, load  # noqa: E402
-from helpers.builders import randomise  # noqa: E402
+from ecinn.classifier.checkpoint import shipped_models
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.flow.network import Architecture, Stage
+from ecinn.model import Model, load
+from helpers.builders import randomise
 
 torch.set_num_threads(1)
 

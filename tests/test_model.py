@@ -1,5 +1,7 @@
 """What ships, on real images, through the Python interface."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,10 @@ def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp
         to_pixels(image),
         picture,
         str(tmp_path / "digit.png"),
+        (tmp_path / "digit.png").read_bytes(),
+        io.BytesIO((tmp_path / "digit.png").read_bytes()),
+        str(tmp_path),
+        image.double().numpy() / 256 + 0.5 / 256,
         [tmp_path / "digit.png"],
         [picture],
         [image],
@@ -119,19 +125,81 @@ def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp
         (torch.full((1, 1, 28, 28), 255.0), r"\[0, 1\]"),
         (torch.full((1, 1, 28, 28), torch.nan), r"\[0, 1\]"),
         ([], "no images"),
+        (np.array(["a"]), "uint8"),
+        (7, "not int"),
+        ("no-such-file.png", "no such file"),
+        (b"not a picture", "not an image"),
     ],
 )
 def test_images_that_do_not_fit_are_refused_in_words(mnist, images, says) -> None:
     with pytest.raises(InputError, match=says):
-        mnist.predict(images)
+        Model.read.__wrapped__(mnist, images)
 
 
-def test_targets_by_name(mnist, digits) -> None:
+def test_targets_by_name_and_number(mnist, digits) -> None:
     image = digits[0][0]
-    name = str((int(mnist.predict(image).argmax()) + 1) % 10)
-    assert mnist.explain(image, name).q.item() == int(name)
+    first, second = ((int(mnist.predict(image).argmax()) + step) % 10 for step in (1, 2))
+    assert mnist.explain(image, str(first)).q.tolist() == [[first]]
+    for targets in ([str(first), second], np.array([first, second]), (first, second)):
+        assert mnist.explain(image, targets).q.tolist() == [[first, second]]
+    assert mnist.explain(image, np.int64(first)).q.item() == first
     with pytest.raises(InputError, match="no class"):
         mnist.explain(image, "eleven")
+    with pytest.raises(InputError, match="no class"):
+        mnist.explain(image, ["eleven", first])
+
+
+def test_large_batches_are_explained_in_parts_with_progress(mnist, digits) -> None:
+    images = digits[0][:300]
+    p = mnist.predict(images).argmax(1)
+    q = ((p + 1) % 10)[:, None]
+    q[150] = p[150]
+    heard = []
+    e = mnist.explain(images, q, check=False, observe=heard.append)
+    assert [(each.done, each.total) for each in heard] == [(128, 300), (256, 300), (300, 300)]
+    assert [skipped.index for skipped in e.skipped] == [150]
+    assert e.indices.tolist() == [i for i in range(300) if i != 150]
+    alone = mnist.explain(images[299], q[299:], check=False)
+    torch.testing.assert_close(e.convincing[-1:], alone.convincing, atol=1e-5, rtol=1e-5)
+
+
+def test_files_keep_their_paths_and_remarks(mnist, digits, tmp_path) -> None:
+    for number in (1, 0):
+        light = Image.fromarray(255 - digits[0][number][0].numpy())
+        light.save(tmp_path / f"digit-{number}.png")
+    e = mnist.explain([tmp_path, digits[0][2]], check=False)
+    assert e.sources == (*(str(tmp_path / f"digit-{n}.png") for n in (0, 1)), None)
+    assert "inverted" in e.notes[0][0]
+    assert e.model == "mnist"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no image files"):
+        mnist.predict(tmp_path / "empty")
+
+
+def test_model_is_an_invertible_classifier_with_one_line_of_repr(mnist, digits) -> None:
+    assert isinstance(mnist, ecinn.InvertibleClassifier)
+    assert repr(mnist).count("\n") == 0
+    assert repr(mnist).startswith("Model('mnist': 10 classes (0, 1, …, 9), 1×28×28 pixels, ")
+    z = mnist.encode(digits[0][:2])
+    torch.testing.assert_close(z, mnist.classifier.encode(to_pixels(digits[0][:2])))
+    torch.testing.assert_close(mnist.decode(z), to_pixels(digits[0][:2]), atol=1e-4, rtol=0)
+
+
+def test_saved_models_load_again(mnist, digits, tmp_path) -> None:
+    mnist.save(str(tmp_path / "copy.safetensors"))
+    copy = load(tmp_path / "copy.safetensors", device="auto")
+    torch.testing.assert_close(copy.predict(digits[0][:3]), mnist.predict(digits[0][:3]))
+    with pytest.raises(InputError, match="'cpu', 'cuda' or 'auto'"):
+        load("mnist", device="quantum")
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in ecinn.__all__:
+        assert getattr(ecinn, name) is not None
+        assert name in dir(ecinn)
+    assert callable(ecinn.explain)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ecinn.nothing
 
 
 def test_samples_are_read_as_their_class_and_differ(mnist) -> None:
@@ -144,6 +212,15 @@ def test_samples_are_read_as_their_class_and_differ(mnist) -> None:
     assert not torch.equal(samples, mnist.sample(labels, seed=2))
     still = mnist.sample([3, 3], temperature=0.0)
     assert torch.equal(still[0], still[1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.25, 0.7, 1.0])
+def test_samples_are_decoded_means_plus_scaled_noise(mnist, temperature: float) -> None:
+    label = torch.tensor([3, 8])
+    noise = torch.randn((2, 784), generator=torch.Generator().manual_seed(5))
+    decoded = mnist.decode(mnist.mu_bar[label] + temperature * noise)
+    expected = (256 * decoded).floor().clamp(0, 255).to(torch.uint8)
+    assert torch.equal(mnist.sample(label, temperature=temperature, seed=5), expected)
 
 
 @pytest.mark.parametrize("labels", [[10], [-1], [[1]], [0.5]])

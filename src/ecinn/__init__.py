@@ -1,36 +1,76 @@
 """Counterfactual explanations of images in two network evaluations (ECINN)."""
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import RECIPES, Recipe
-from ecinn.data.dataset import Dataset, load_dataset
-from ecinn.errors import EcinnError, InputError
-from ecinn.explanation.counterfactual import class_means, explain
-from ecinn.explanation.protocol import InvertibleClassifier
-from ecinn.explanation.result import Certificate, Explanation
-from ecinn.model import Model, load
-from ecinn.training.evaluation import Evaluation, evaluate
-from ecinn.training.loop import train
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ecinn.attribution.heatmaps import attribute
+    from ecinn.auditing.measurement import audit
+    from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
+    from ecinn.data.augmentation import Augmentation
+    from ecinn.data.dataset import Dataset, load_dataset
+    from ecinn.errors import EcinnError, InputError
+    from ecinn.explanation.counterfactual import class_means, explain
+    from ecinn.explanation.protocol import InvertibleClassifier
+    from ecinn.explanation.result import Certificate, Explanation
+    from ecinn.flow.network import Architecture, Stage
+    from ecinn.model import Model, load
+    from ecinn.training.evaluation import Evaluation, evaluate
+    from ecinn.training.loop import train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RECIPES",
+    "Architecture",
+    "Augmentation",
     "Certificate",
-    "Checkpoint",
     "Dataset",
     "EcinnError",
     "Evaluation",
     "Explanation",
+    "FineTuning",
     "InputError",
     "InvertibleClassifier",
     "Model",
     "Recipe",
+    "Stage",
+    "attribute",
+    "audit",
     "class_means",
     "evaluate",
     "explain",
     "load",
-    "load_checkpoint",
     "load_dataset",
-    "save_checkpoint",
     "train",
 ]
+
+_HOMES = {
+    "attribution.heatmaps": ("attribute",),
+    "auditing.measurement": ("audit",),
+    "classifier.recipes": ("RECIPES", "FineTuning", "Recipe"),
+    "data.augmentation": ("Augmentation",),
+    "data.dataset": ("Dataset", "load_dataset"),
+    "errors": ("EcinnError", "InputError"),
+    "explanation.counterfactual": ("class_means", "explain"),
+    "explanation.protocol": ("InvertibleClassifier",),
+    "explanation.result": ("Certificate", "Explanation"),
+    "flow.network": ("Architecture", "Stage"),
+    "model": ("Model", "load"),
+    "training.evaluation": ("Evaluation", "evaluate"),
+    "training.loop": ("train",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import a public name when it is first used, so that `ecinn --help` needs no PyTorch."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ecinn' has no attribute {name!r}")
+    value = getattr(import_module(f"ecinn.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FARTHEST_ALPHA = 100.0
-"""Nobody goes that far: at α = 1 a class mean has become the other."""
+"""Limit of the search for α; at α = 1 the mean of one class has moved to that of the other."""
 
 
 def log_likelihood(
@@ -26,7 +26,7 @@ def log_likelihood(
 def linear_logits(
     z: Float[Tensor, "*batch dim"], mu: Float[Tensor, "classes dim"]
 ) -> Float[Tensor, "*batch classes"]:
-    """Eq. 2 without what all classes share: −½‖z − μ_y‖² + ½‖z‖² = z·μ_y − ½‖μ_y‖².
+    """Eq. 2 without the terms all classes share: −½‖z − μ_y‖² + ½‖z‖² = z·μ_y − ½‖μ_y‖².
 
     Linear in z, and in float32 far more accurate than the difference of squared distances.
     """
@@ -79,24 +79,24 @@ def confident_alpha(
     q: Int[Tensor, "*batch"],
     confidence: Float[Tensor, "*batch"] | float,
 ) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
-    """Ours: the α at which p(q|z + αΔ) is the asked confidence, and whether there is one.
+    """Ours: the α at which p(q|z + αΔ) equals the requested confidence, and if one exists.
 
     Along the line the logits are linear in α, so log p(q) = a_q + αb_q − log Σ exp(a + αb) is
-    concave: it rises to one highest value and falls after it. Where even that is too low, the
-    answer is the α of the highest; where the line leads away from q, it is 0. All in latent
-    space: no network is asked.
+    concave: it rises to a single maximum and falls beyond it. If even the maximum is too low,
+    the result is the α of the maximum; if the line leads away from q, it is 0. Everything
+    happens in latent space, without the network.
     """
     start = linear_logits(z, mu).double()
     slope = (delta @ mu.T).double()
     own = q[..., None]
-    # Log-odds of every class against q; what is sought makes their sum of exponentials 1/c − 1.
+    # Log-odds of every class against q. Their exponentials sum to 1/c at the confidence c.
     start, slope = start - start.gather(-1, own), slope - slope.gather(-1, own)
     asked = torch.as_tensor(confidence, dtype=start.dtype, device=start.device).expand(q.shape)
     if len(mu) == 2:
         other = (1 - q)[..., None]
         rate = slope.gather(-1, other).squeeze(-1)
         alpha = (-torch.logit(asked) - start.gather(-1, other).squeeze(-1)) / rate
-        # A slope upwards, or none, leads nowhere near q.
+        # With a slope of zero or above, the line does not approach q.
         reachable = (rate < 0) & (alpha.abs() <= FARTHEST_ALPHA)
         return torch.where(reachable, alpha, 0.0).to(z.dtype), reachable
 
@@ -109,7 +109,7 @@ def confident_alpha(
     low, high = -torch.full_like(asked, FARTHEST_ALPHA), torch.full_like(asked, FARTHEST_ALPHA)
     highest = _bisect(still_rises, low, high)
     alpha = _bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
-    # A top at the bracket's lower end: the line leads away from q from the start.
+    # A maximum at the lower end of the bracket: the line leads away from q.
     away = ~still_rises(low)
     reachable = ~away & (log_posterior_of_q(highest) >= asked.log())
     best = torch.where(away, 0.0, highest)
@@ -123,9 +123,9 @@ def departing_alpha(
     p: Int[Tensor, "*batch"],
     confidence: Float[Tensor, "*batch"] | float,
 ) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
-    """Ours: the α at which p(p|z + αΔ), on its way down, is the asked confidence.
+    """Ours: the α at which p(p|z + αΔ), while falling, equals the requested confidence.
 
-    The same line walked backwards: −α is where p, its target then, becomes that confident.
+    Along −Δ the class p is the target, and −α is the α that makes it that confident.
     """
     alpha, reachable = confident_alpha(z, -delta, mu, p, confidence)
     return -alpha, reachable
@@ -136,7 +136,7 @@ def _bisect(
     low: Float[Tensor, "*batch"],
     high: Float[Tensor, "*batch"],
 ) -> Float[Tensor, "*batch"]:
-    """Where `too_low` turns false between low and high, to the last bit."""
+    """Find where `too_low` turns false between low and high, to the last bit."""
     for _ in range(70):
         middle = (low + high) / 2
         below = too_low(middle)
@@ -173,14 +173,14 @@ def log_marginal(
 
 
 def bits_per_dim(log_p_x: Float[Tensor, " batch"], dim: int) -> Float[Tensor, " batch"]:
-    """Exact code length of an 8-bit image whose pixels are densities over [0, 1]."""
+    """−log₂ p(x)/dim + 8: the exact code length of an 8-bit image with pixels in [0, 1]."""
     return -log_p_x / (dim * math.log(2)) + 8
 
 
 def paper_bits_per_dim(exact: float, scale: float) -> float:
-    """Table 1's convention: low by log₂ 2π − log₂ γ, where γ is the pixel scaling before the flow.
+    """Table 1's convention: exact − log₂ 2π + log₂ γ, with the pixel scaling γ before the flow.
 
-    IB-INN's evaluation leaves out γ and has the Gaussian's ½ log 2π with the wrong sign.
+    IB-INN's evaluation omits γ and has the wrong sign on the Gaussian's ½ log 2π.
     """
     return exact - math.log2(2 * math.pi) + math.log2(scale)
 
@@ -188,7 +188,7 @@ def paper_bits_per_dim(exact: float, scale: float) -> float:
 def smoothed_cross_entropy(
     log_p_y: Float[Tensor, "batch classes"], label: Int[Tensor, " batch"], smoothing: float
 ) -> Float[Tensor, ""]:
-    """−E log p(y|x) for labels that are right with probability 1 − smoothing, else uniform."""
+    """−E log p(y|x), with labels that are uniform with probability `smoothing`."""
     right = F.nll_loss(log_p_y, label)
     uniform = -log_p_y.mean()
     return torch.lerp(right, uniform, smoothing)

@@ -1,7 +1,10 @@
-"""A trained model people can use: predict, explain and sample on images as they have them."""
+"""A trained model in use: predict, explain and sample, on images of any kind."""
 
-from collections.abc import Sequence
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,37 +12,103 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.data.photographs import Photograph, fit_photograph, read_photograph
+from ecinn.classifier.recipes import Recipe
+from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
-from ecinn.explanation.result import Explanation
+from ecinn.explanation.result import Explanation, join
+from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import to_pixels, to_uint8
+from ecinn.pixels import Images, to_pixels, to_uint8
+from ecinn.progress import Observer, Progress, ignore
 
-ImageLike = Tensor | np.ndarray | Image.Image | str | Path
-ImagesLike = ImageLike | Sequence[ImageLike]
+ImageLike = Tensor | np.ndarray | Image.Image | str | Path | bytes | io.IOBase
+TargetsLike = Targets | str | Sequence[int | str] | np.ndarray | np.integer
+
+BATCH_SIZE = 128
+"""Images that are explained at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Images as the classifier reads them, with their files and what was done to read them."""
+
+    pixels: Images
+    sources: tuple[str | None, ...]
+    remarks: tuple[tuple[str, ...], ...]
+
+
+ImagesLike = Inputs | ImageLike | Sequence[ImageLike]
 
 
 class Model:
-    """A checkpoint in use. Images may be tensors, arrays, Pillow images or paths."""
+    """A checkpoint in use. Images may be tensors, arrays, Pillow images, files or folders.
 
-    def __init__(self, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> None:
+    Satisfies `InvertibleClassifier`, with arithmetic that is exact enough to invert.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: str | torch.device = "auto") -> None:
         self.checkpoint = checkpoint
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
         self.ood = checkpoint.ood.to(self.device)
 
+    def __repr__(self) -> str:
+        names = self.class_names
+        classes = ", ".join(names if len(names) <= 4 else (*names[:2], "…", names[-1]))
+        parameters = sum(parameter.numel() for parameter in self.classifier.parameters())
+        shape = "×".join(map(str, self.image_shape))
+        return (
+            f"Model({self.name!r}: {len(names)} classes ({classes}), {shape} pixels, "
+            f"{parameters / 1e6:.1f} M parameters, {self.device})"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of its recipe."""
+        return self.recipe.name
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings it was trained with."""
+        return self.checkpoint.recipe
+
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What the classes are called, by their number."""
+        """The name of every class, by its number."""
         return self.checkpoint.class_names
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of its images."""
+        return self.classifier.image_shape
+
+    @property
+    def mu(self) -> Float[Tensor, "classes dim"]:
+        """Class means μ of the model; `mu_bar` holds the measured means μ̄."""
+        return self.classifier.mu
+
+    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z = f(x) and log |det J| of pixels."""
+        with exact_convolutions():
+            return self.classifier.encode_with_log_det(x)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """x = f⁻¹(z), as pixels of [0, 1]; `ecinn.pixels.to_uint8` makes 8-bit images of them."""
+        with exact_convolutions():
+            return self.classifier.decode(z)
+
+    @torch.inference_mode()
+    def encode(self, images: ImagesLike) -> Float[Tensor, "batch dim"]:
+        """z = f(x) of images of any kind."""
+        return self.encode_with_log_det(self.pixels(images))[0]
 
     @torch.inference_mode()
     def predict(self, images: ImagesLike) -> Float[Tensor, "batch classes"]:
-        """p(y|x) of every class, a row per image."""
+        """p(y|x) of every class, one row per image."""
         with exact_convolutions():
             return self.classifier.log_posterior(self.pixels(images)).exp()
 
@@ -47,47 +116,78 @@ class Model:
     def explain(
         self,
         images: ImagesLike,
-        target: Targets | str = "all",
+        target: TargetsLike = "all",
         *,
         confidence: float | None = None,
         path: int | Sequence[float] | None = None,
         check: bool = True,
         correct: bool = False,
+        observe: Observer = ignore,
     ) -> Explanation:
-        """Counterfactuals of every image for one target class, several, or all others.
+        """Compute counterfactuals of every image for one target class, several, or all others.
+
+        Images that are already predicted as a target are skipped and reported in `skipped`.
 
         Args:
-            confidence: how sure of the target the classifier shall be, instead of α₁.
-            path: also give the path: at these α, or at so many from x to the counterfactual.
-            check: have the classifier read the stored 8-bit images, one further evaluation.
-            correct: correct what is not read as was asked, two further evaluations a time.
+            target: a class by name or number, several, one row per image, or "all".
+            confidence: the p(q) of the convincing counterfactual, instead of α₁.
+            path: also return the path, at these α, or at this many from x to the counterfactual.
+            check: let the classifier read the stored 8-bit images: one more evaluation.
+            correct: correct α where the stored image is not read as requested: two more
+                evaluations each time.
+            observe: is told how many images are done.
         """
-        with exact_convolutions():
-            return explain(
-                self.classifier,
-                self.mu_bar,
-                self.pixels(images),
-                self.targets(target),
-                confidence=confidence,
-                path=path,
-                check=check,
-                correct=correct,
-                ood=self.ood,
-                class_names=self.class_names,
-            )
+        given = self.read(images)
+        targets = self.targets(target)
+        parts: list[Explanation] = []
+        failure: InputError | None = None
+        skipped = []
+        total = len(given.pixels)
+        for start in range(0, total, BATCH_SIZE):
+            rows = slice(start, min(start + BATCH_SIZE, total))
+            try:
+                part = explain(
+                    self,
+                    self.mu_bar,
+                    given.pixels[rows],
+                    _targets_of(targets, rows, total),
+                    confidence=confidence,
+                    path=path,
+                    check=check,
+                    correct=correct,
+                    ood=self.ood,
+                    class_names=self.class_names,
+                )
+            except InputError as error:
+                if total <= BATCH_SIZE:
+                    raise
+                failure = error
+                continue
+            parts.append(dataclasses.replace(part, indices=part.indices + start))
+            skipped += [dataclasses.replace(s, index=s.index + start) for s in part.skipped]
+            if total > BATCH_SIZE:
+                observe(Progress("explaining", rows.stop, total))
+        if not parts:
+            assert failure is not None
+            raise failure
+        whole = join(parts)
+        kept = whole.indices.tolist()
+        return dataclasses.replace(
+            whole,
+            model=self.name,
+            sources=tuple(given.sources[i] for i in kept) if any(given.sources) else (),
+            remarks=tuple(given.remarks[i] for i in kept) if any(given.remarks) else (),
+            skipped=tuple(dataclasses.replace(s, source=given.sources[s.index]) for s in skipped),
+        )
 
     @torch.inference_mode()
     def sample(
-        self,
-        labels: Tensor | Sequence[int],
-        *,
-        temperature: float = 0.5,
-        seed: int = 0,
+        self, labels: Tensor | Sequence[int], *, temperature: float = 0.5, seed: int = 0
     ) -> UInt8[Tensor, "batch channels height width"]:
-        """New images of these classes, from around the mean latent μ̄ of real ones.
+        """Draw new images of these classes: f⁻¹(μ̄_y + temperature · ε).
 
-        Latents of clean images lie about half as wide as those of the noisy ones that the network
-        learned from, hence the default temperature. `classifier.sample` draws from p(x|y) itself.
+        Latents of clean images spread about half as far as those of the noisy training images,
+        hence the default temperature. `classifier.sample` draws from p(x|y) itself.
         """
         label = torch.as_tensor(labels, device=self.device)
         classes = len(self.class_names)
@@ -95,48 +195,95 @@ class Model:
         if not whole or bool(((label < 0) | (label >= classes)).any()):
             raise InputError(f"labels are a list of classes 0 to {classes - 1}")
         if not temperature >= 0:
-            raise InputError(f"temperature is 0 or more, not {temperature}")
+            raise InputError(f"a temperature is 0 or more, not {temperature}")
         generator = torch.Generator(self.device).manual_seed(seed)
         means = self.mu_bar[label]
         noise = torch.randn(means.shape, generator=generator, device=self.device)
-        with exact_convolutions():
-            return to_uint8(self.classifier.decode(means + temperature * noise))
+        return to_uint8(self.decode(means + temperature * noise))
 
-    def targets(self, target: Targets | str) -> Targets:
-        """Class names become class numbers."""
-        if isinstance(target, str) and target != "all":
-            if target not in self.class_names:
-                raise InputError(
-                    f"no class is called {target!r}; there are: {', '.join(self.class_names)}"
-                )
-            return self.class_names.index(target)
-        return target  # type: ignore[return-value]
+    def save(self, path: str | Path) -> None:
+        """Write the model to one safetensors file, which `load` reads."""
+        save_checkpoint(self.checkpoint, Path(path))
 
-    def pixels(self, images: ImagesLike) -> Float[Tensor, "batch channels height width"]:
+    def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401
+        """Turn class names into class numbers."""
+        if isinstance(target, str):
+            return "all" if target == "all" else self._class_number(target)
+        if isinstance(target, np.ndarray) and target.dtype.kind in "iu":
+            return torch.from_numpy(target.astype(np.int64)).to(self.device)
+        if isinstance(target, Tensor):
+            return target.to(self.device)
+        if isinstance(target, int | np.integer):
+            return int(target)
+        if isinstance(target, Iterable):
+            listed = list(target)
+            if any(isinstance(each, str) for each in listed):
+                return [self._class_number(each) for each in listed]
+            return listed
+        raise InputError(f"a target is a class, several classes or 'all', not {target!r}")
+
+    def _class_number(self, name: Any) -> int:  # noqa: ANN401
+        if isinstance(name, int | np.integer):
+            return int(name)
+        if name not in self.class_names:
+            raise InputError(
+                f"no class is called {name!r}; there are: {', '.join(self.class_names)}"
+            )
+        return self.class_names.index(name)
+
+    def pixels(self, images: ImagesLike) -> Images:
         """Images of any kind as the classifier's input."""
+        return self.read(images).pixels
+
+    def read(self, images: ImagesLike) -> Inputs:
+        """Images of any kind as the classifier's input, with their files and remarks."""
+        if isinstance(images, Inputs):
+            return images
         if isinstance(images, Tensor | np.ndarray):
-            return self._tensor_pixels(torch.as_tensor(images))
-        several = [images] if isinstance(images, str | Path | Image.Image) else list(images)
-        if not several:
+            pixels = self._tensor_pixels(images)
+            return Inputs(pixels, (None,) * len(pixels), ((),) * len(pixels))
+        single = isinstance(images, str | Path | bytes | Image.Image) or hasattr(images, "read")
+        if not single and not isinstance(images, Iterable):
+            raise InputError(
+                f"images are tensors, arrays, Pillow images, files or lists of these, "
+                f"not {type(images).__name__}"
+            )
+        several: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
+        parts = [part for image in several for part in self._read_one(image)]
+        if not parts:
             raise InputError("no images were given")
-        return torch.cat([self._one(image) for image in several])
+        return Inputs(
+            torch.cat([part.pixels for part in parts]),
+            tuple(source for part in parts for source in part.sources),
+            tuple(remarks for part in parts for remarks in part.remarks),
+        )
 
-    def _one(self, image: ImageLike) -> Tensor:
+    def _read_one(self, image: ImageLike) -> list[Inputs]:
         if isinstance(image, Tensor | np.ndarray):
-            return self._tensor_pixels(torch.as_tensor(image))
-        return to_pixels(self.photograph(image).image[None].to(self.device))
+            return [self.read(image)]
+        if isinstance(image, str | Path) and Path(image).is_dir():
+            return [part for file in image_files(Path(image)) for part in self._read_one(file)]
+        photograph = self.photograph(image)
+        pixels = to_pixels(photograph.image[None].to(self.device))
+        source = str(Path(image).absolute()) if isinstance(image, str | Path) else None
+        return [Inputs(pixels, (source,), (photograph.notes,))]
 
-    def photograph(self, image: str | Path | Image.Image) -> Photograph:
-        """A file or Pillow image as the model reads it, with what had to be done to it."""
-        digit = self.checkpoint.recipe.digits
-        shape = self.classifier.image_shape
-        if isinstance(image, Image.Image):
-            return fit_photograph(image, shape, digit=digit)
-        return read_photograph(Path(image), shape, digit=digit)
+    def photograph(self, image: str | Path | bytes | io.IOBase | Image.Image) -> Photograph:
+        """Read a file or Pillow image as the model needs it, with what was done to it."""
+        return read_photograph(image, self.image_shape, digit=self.recipe.digits)
 
-    def _tensor_pixels(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
-        """8-bit values, or floats that are pixels of [0, 1] already."""
-        shape = self.classifier.image_shape
+    def _tensor_pixels(self, given: Tensor | np.ndarray) -> Images:
+        """Check 8-bit values, or floats that are pixels of [0, 1] already."""
+        shape = self.image_shape
+        try:
+            images = torch.as_tensor(given)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"pixels are uint8, or floats of [0, 1], not {given.dtype}"
+            ) from error
+        last = (*shape[1:], shape[0])
+        if isinstance(given, np.ndarray) and shape[0] > 1 and tuple(images.shape[-3:]) == last:
+            images = images.movedim(-1, -3)
         if shape[0] == 1 and images.shape[-2:] == shape[1:] and images.ndim in (2, 3):
             images = images.reshape(-1, *shape)
         elif images.ndim == 3:
@@ -144,6 +291,7 @@ class Model:
         if images.ndim != 4 or images.shape[1:] != shape or not len(images):
             raise InputError(
                 f"images are of shape (n, {', '.join(map(str, shape))}), not {tuple(images.shape)}"
+                ": resize them, or give files, which are resized"
             )
         images = images.to(self.device)
         if images.dtype == torch.uint8:
@@ -155,6 +303,22 @@ class Model:
         return images.float()
 
 
-def load(name_or_path: str | Path, device: str | torch.device = "cpu") -> Model:
-    """A shipped model by its name, or any model by its path."""
+def _targets_of(targets: Targets, rows: slice, total: int) -> Any:  # noqa: ANN401
+    """The targets of some of the images, where every image has its own."""
+    if isinstance(targets, Tensor) and targets.ndim == 2 and len(targets) == total:
+        return targets[rows]
+    return targets
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List all image files in a folder, by name."""
+    kinds = Image.registered_extensions()
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in kinds)
+    if not files:
+        raise InputError(f"{folder} holds no image files (PNG, JPEG, …)")
+    return files
+
+
+def load(name_or_path: str | Path, device: str | torch.device = "auto") -> Model:
+    """Load a shipped model by its name, or any model by its path."""
     return Model(load_checkpoint(name_or_path), device)

@@ -27,7 +27,7 @@ def test_explain_writes_a_picture_and_the_raw_counterfactuals(three: Path, tmp_p
     expected = {
         f"three-to-{digit}-{kind}.png"
         for digit in "012456789"
-        for kind in ("tipping-point", "convincing")
+        for kind in ("tipping-point", "convincing", "heatmap")
     }
     assert files == expected | {"three-explanation.png"}
     with Image.open(out / "three-to-8-convincing.png") as raw:
@@ -41,9 +41,12 @@ def test_json_is_all_of_stdout_and_agrees_with_the_files(
 ) -> None:
     code, stdout, _ = run("explain", three, "--target", "8", "--out", tmp_path / "o", "--json")
     assert code == 0
-    report = json.loads(stdout)["explanations"][0]
+    whole = json.loads(stdout)
+    assert (whole["version"], whole["model"], whole["passes"]) == (1, "mnist", 3)
+    assert whole["failures"] == []
+    report = whole["images"][0]
+    assert report["source"] == str(three)
     assert report["predicted"] == "3"
-    assert report["passes"] == 3
     assert report["typical"] is True
     assert report["round_trip_error"] < 1e-4
     convincing = report["targets"][0]["convincing"]
@@ -63,10 +66,11 @@ def test_samples_of_the_test_set(tmp_path: Path) -> None:
         "--no-check",
     )  # fmt: skip
     assert code == 0
-    first, second = json.loads(stdout)["explanations"]
-    assert (first["input"], first["predicted"], first["notes"]) == ("sample-18", "3", ["label 3"])
+    first, second = json.loads(stdout)["images"]
+    assert (first["source"], first["predicted"]) == ("sample-18", "3")
+    assert first["notes"][0] == "label 3"
     assert second["predicted"] == "7"
-    assert first["passes"] == 2
+    assert first["targets"][0]["passes"] == 2
     assert first["targets"][0]["convincing"]["stored_posterior"] is None
 
 
@@ -76,7 +80,7 @@ def test_a_photographed_digit_is_read_and_the_inversion_is_said(tmp_path: Path) 
     page.save(tmp_path / "one.jpg")
     code, stdout, _ = run("explain", tmp_path / "one.jpg", "--target", 7, "--out", tmp_path / "o")
     assert code == 0
-    assert "one: 1" in stdout
+    assert "one.jpg: 1" in stdout
     assert "inverted" in stdout
 
 
@@ -85,9 +89,9 @@ def test_a_picture_unlike_the_training_data_is_called_so(tmp_path: Path) -> None
     Image.fromarray(noise).save(tmp_path / "noise.png")
     code, stdout, _ = run("explain", tmp_path / "noise.png", "--out", tmp_path / "o", "--json")
     assert code == 0
-    assert json.loads(stdout)["explanations"][0]["typical"] is False
+    assert json.loads(stdout)["images"][0]["typical"] is False
     code, stdout, _ = run("explain", tmp_path / "noise.png", "--out", tmp_path / "o")
-    assert "unlike the training images" in stdout
+    assert "out of distribution" in stdout
 
 
 def test_two_files_of_the_same_name_do_not_overwrite_each_other(three: Path, tmp_path) -> None:
@@ -117,9 +121,7 @@ def test_bad_images(three: Path, tmp_path: Path) -> None:
 
 def test_bad_targets_write_nothing(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "three: the image is already predicted as 3" in fails(
-        "explain", three, "--target", 3, "--out", out
-    )
+    assert "already predicted as 3" in fails("explain", three, "--target", 3, "--out", out)
     assert "out of range" in fails("explain", three, "--target", 10, "--out", out)
     assert "out of range" in fails("explain", three, "--target", "-1", "--out", out)
     assert "no class is called" in fails("explain", three, "--target", "cat", "--out", out)
@@ -141,7 +143,7 @@ def test_output_that_cannot_be_written(three: Path, tmp_path: Path) -> None:
 def test_no_gpu_is_said(three: Path) -> None:
     if not torch.cuda.is_available():
         assert "no usable GPU" in fails("explain", three, "--device", "cuda")
-    assert "--device" in fails("explain", three, "--device", "abacus")
+    assert "'auto'" in fails("explain", three, "--device", "abacus")
 
 
 def test_disk_full_is_one_line_and_leaves_no_partial_file(three: Path, tmp_path: Path) -> None:
@@ -172,13 +174,13 @@ def test_asked_confidence_is_given_or_refused_in_words(three: Path, tmp_path: Pa
         "--confidence", 0.8, "--correct",
     )  # fmt: skip
     assert code == 0, stderr
-    report = json.loads(stdout)["explanations"][0]
-    target = report["targets"][0]
+    report = json.loads(stdout)
+    target = report["images"][0]["targets"][0]
     assert report["confidence"] == 0.8
     assert target["reachable"]
     assert abs(target["convincing"]["stored_posterior"]["8"] - 0.8) <= 0.05
     assert target["passes"] == 3 + 2 * target["corrections"]
-    assert target["film"] is None
+    assert target["path"] is None
     for wrong in (0, 1, 1.5, "nan"):
         assert "above 0 and below 1" in fails("explain", three, "--confidence", wrong)
 
@@ -193,6 +195,10 @@ def test_one_bad_image_does_not_stop_the_others(three: Path, tmp_path: Path) -> 
     assert "text.png" in stderr
     assert len(list(out.glob("*-explanation.png"))) == 1
     assert "to 8:" in stdout
+    _, stdout, stderr = run("explain", text, three, "--target", 8, "--out", out, "--json")
+    (failure,) = json.loads(stdout)["failures"]
+    assert failure["source"] == str(text)
+    assert failure["reason"] in stderr
     code, stdout, _ = run("explain", text, three, "--target", 3, "--out", tmp_path / "none")
     assert code == 2
     assert not (tmp_path / "none").exists()
@@ -203,10 +209,10 @@ def test_several_targets_and_flags_that_contradict(three: Path, tmp_path: Path) 
         "explain", three, "--target", 8, "--target", 5, "--out", tmp_path, "--json"
     )
     assert code == 0
-    targets = json.loads(stdout)["explanations"][0]["targets"]
+    targets = json.loads(stdout)["images"][0]["targets"]
     assert [target["target"] for target in targets] == ["8", "5"]
     assert "leave the others out" in fails("explain", three, "--target", "all", "--target", 1)
-    assert "leave one out" in fails("explain", three, "--correct", "--no-check")
+    assert "leave out --no-check" in fails("explain", three, "--correct", "--no-check")
 
 
 def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
@@ -214,8 +220,8 @@ def test_what_is_not_as_asked_is_said_in_words(tmp_path: Path) -> None:
     arguments = ["explain", "--sample", 18, "--target", 1, "--confidence", 0.999]
     code, stdout, _ = run(*arguments, "--out", tmp_path)
     assert code == 0
-    assert "of 99.9 % asked" in stdout
-    assert "not as asked (try --correct)" in stdout
+    assert "requested 99.9 %" in stdout
+    assert "try --correct" in stdout
 
 
 @pytest.mark.parametrize("corrections", [0, 8])
@@ -223,16 +229,15 @@ def test_what_is_not_reached_is_said_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], corrections: int
 ) -> None:
     arguments = ["explain", "--sample", 18, "--target", 8, "--out", tmp_path, "--json"]
-    (report,) = json.loads(run(*arguments)[1])["explanations"]
-    describe(report)
-    assert "not reached" not in capsys.readouterr().out
+    (report,) = json.loads(run(*arguments)[1])["images"]
+    describe(report, None)
+    assert "try --correct" not in capsys.readouterr().out
     (target,) = report["targets"]
     target |= {"as_asked": False, "corrections": corrections}
-    target["convincing"]["winner"] = "3"
-    describe(report)
-    said = capsys.readouterr().out
-    assert "(stored image), not reached" in said
-    assert ("(try --correct)" in said) == (corrections == 0)
+    describe(report, None)
+    printed = capsys.readouterr().out
+    assert ("try --correct" in printed) == (corrections == 0)
+    assert ("alpha corrected 8 times" in printed) == (corrections == 8)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
@@ -242,8 +247,8 @@ def test_film_shows_the_way_there_and_back(three: Path, tmp_path: Path, kind: st
         "--film", kind, "--frames", 6,
     )  # fmt: skip
     assert code == 0, stderr
-    film = json.loads(stdout)["explanations"][0]["targets"][0]["film"]
-    with Image.open(film["file"]) as frames:
+    film = json.loads(stdout)["images"][0]["targets"][0]["path"]
+    with Image.open(film["film"]) as frames:
         assert frames.format == kind.upper()
         assert frames.n_frames == 10
     assert len(film["alphas"]) == 6
@@ -252,3 +257,24 @@ def test_film_shows_the_way_there_and_back(three: Path, tmp_path: Path, kind: st
     with Image.open(film["plot"]) as plot:
         assert plot.size == (448, 240)
     assert "gif" in run("explain", three, "--film", "mp4")[2]
+
+
+def test_a_folder_stands_for_its_images(three: Path, tmp_path: Path) -> None:
+    (three.parent / "notes.txt").write_text("not a picture")
+    code, stdout, stderr = run("explain", three.parent, "--out", tmp_path / "o", "--json")
+    assert code == 0, stderr
+    assert [image["source"] for image in json.loads(stdout)["images"]] == [str(three)]
+
+
+def test_images_that_are_the_target_are_left_out_and_the_rest_is_explained(
+    three: Path, tmp_path: Path
+) -> None:
+    code, stdout, stderr = run(
+        "explain", three, "--sample", 0, "--target", 3, "--out", tmp_path / "o", "--json"
+    )
+    assert code == 2
+    report = json.loads(stdout)
+    assert [image["source"] for image in report["images"]] == ["sample-0"]
+    (failure,) = report["failures"]
+    assert (failure["index"], failure["source"]) == (0, str(three))
+    assert "three.png: already predicted as 3" in stderr

@@ -1,11 +1,22 @@
 """Asked confidence, correction of α and paths, on a rotation whose every answer is known."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from ecinn.errors import InputError
-from ecinn.explanation.correction import MOST_CORRECTIONS, TOLERANCE, shortfall
+from ecinn.explanation.correction import (
+    MAX_CORRECTIONS,
+    TOLERANCE,
+    Ends,
+    Line,
+    correct_alpha,
+    newton_step,
+    shortfall,
+)
 from ecinn.explanation.counterfactual import explain
 from ecinn.pixels import to_pixels, to_uint8
 
@@ -112,7 +123,7 @@ def test_verified_images_are_read_as_was_asked_and_every_try_is_counted() -> Non
     rotation.images = {"encode": 0, "decode": 0}
     e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7, correct=True)
     assert torch.equal(e.corrections > 0, missed)
-    assert int(e.corrections.max()) <= MOST_CORRECTIONS
+    assert int(e.corrections.max()) <= MAX_CORRECTIONS
     tries = int(e.corrections.sum())
     # Input, its round trip, tipping point and counterfactual of each pair, then the tries.
     assert rotation.images == {"encode": 60 + 240 + tries, "decode": 60 + 240 + tries}
@@ -216,8 +227,8 @@ def test_path_is_the_line_in_one_decode(rotation, x, alphas: object) -> None:
 
 @pytest.mark.parametrize("alphas", [1, 0, 1001, [], [float("nan")], [0.0] * 1001])
 def test_wrong_paths_are_refused(rotation, x, alphas: object) -> None:
-    with pytest.raises(InputError, match=r"path has 2 to|alphas are"):
-        explain.__wrapped__(rotation, rotation.mu_bar, x, "all", alphas=alphas)
+    with pytest.raises(InputError, match=r"path has 2 to|path is 1 to"):
+        explain.__wrapped__(rotation, rotation.mu_bar, x, "all", path=alphas)
 
 
 def test_a_path_too_large_for_the_memory_is_refused(rotation, x) -> None:
@@ -265,3 +276,147 @@ def test_film_and_plot_show_the_path(rotation, x) -> None:
     assert len({frame.tobytes() for frame in frames}) == 4
     assert e.path.plot(0, 0).size == (448, 240)
     assert e.path.plot(0, 0, step=2).tobytes() != e.path.plot(0, 0).tobytes()
+
+
+def test_newton_step_is_the_logit_difference_over_the_slope_at_most_a_quarter(rotation) -> None:
+    """The slope by central differences; requests far from the line's posterior are clamped."""
+    generator = torch.Generator().manual_seed(4)
+    z = rotation.mu[:2] + 0.1 * torch.randn((2, 16), generator=generator, dtype=torch.float64)
+    q = torch.tensor([1, 2])
+    delta = rotation.mu_bar[q] - rotation.mu_bar[torch.tensor([0, 1])]
+    alpha = torch.tensor([0.45, 0.5], dtype=torch.float64)
+
+    def posterior(alpha: Tensor) -> Tensor:
+        distance = torch.cdist(z + alpha[:, None] * delta, rotation.mu).square()
+        return (-0.5 * distance).softmax(1)
+
+    def logit(alpha: Tensor) -> Tensor:
+        return torch.logit(posterior(alpha).gather(1, q[:, None]).squeeze(1))
+
+    slope = (logit(alpha + 1e-5) - logit(alpha - 1e-5)) / 2e-5
+    near = torch.sigmoid(logit(alpha) + 0.1 * slope).mean().item()
+    arguments = (z, delta, rotation.mu, q, alpha, posterior(alpha))
+    expected = (torch.logit(torch.tensor(near, dtype=torch.float64)) - logit(alpha)) / slope
+    assert expected.abs().max() < 0.25
+    torch.testing.assert_close(newton_step(*arguments, near), expected, atol=1e-6, rtol=1e-5)
+    for confidence in (0.001, 0.9999):
+        far = (math.log(confidence / (1 - confidence)) - logit(alpha)) / slope
+        clamped = far.clamp(-0.25, 0.25)
+        assert not torch.equal(far, clamped)
+        torch.testing.assert_close(newton_step(*arguments, confidence), clamped)
+
+
+class Scripted:
+    """A classifier of one dimension whose stored images are read as a script says.
+
+    The latent is α itself (z = 0, Δ = 1); `script` maps α to p(q) of the stored image.
+    """
+
+    mu = torch.tensor([[-2.0], [2.0]], dtype=torch.float64)
+
+    def __init__(self, script: Callable[[float], float]) -> None:
+        self.script = script
+        self.tried: list[float] = []
+
+    def decode(self, z: Tensor) -> Tensor:
+        self.tried += z.flatten().tolist()
+        return z.reshape(-1, 1, 1, 1)
+
+    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # The last decoded α, which rounding to 8 bits would have lost.
+        share = torch.tensor([[self.script(self.tried[-1])]], dtype=torch.float64)
+        return torch.logit(share) / 4, torch.zeros(1, dtype=torch.float64)
+
+
+def search(script: Callable[[float], float], confidence: float) -> tuple[list[float], Ends]:
+    """Start at α = 0.4 with what the script says there; return every α tried after it."""
+    one = torch.tensor([[[1.0]]], dtype=torch.float64)
+    line = Line(torch.zeros_like(one), one, torch.tensor([[1]]))
+    start = torch.tensor([[0.4]], dtype=torch.float64)
+    share = script(0.4)
+    stored = torch.tensor([[[1 - share, share]]], dtype=torch.float64)
+    ends = Ends(
+        stored, stored, alpha=start, image=start[..., None, None, None],
+        corrections=torch.zeros((1, 1), dtype=torch.long),
+    )  # fmt: skip
+    classifier = Scripted(script)
+    reachable = torch.ones((1, 1), dtype=torch.bool)
+    best = correct_alpha(classifier, line, ends, confidence, reachable)
+    return classifier.tried, best
+
+
+def reference_search(script: Callable[[float], float], confidence: float) -> list[float]:
+    """The documented search in plain Python: p(q) has the slope 4 in logits along α."""
+
+    def miss(share: float) -> float:
+        distance = abs(share - confidence)
+        distance = 0.0 if distance <= TOLERANCE else distance
+        return distance + (share < 0.5 if confidence > 0.5 else 0)
+
+    def logit(share: float) -> float:
+        return math.log(share / (1 - share))
+
+    at, obtained, scale = 0.4, script(0.4), 1.0
+    best_at, best_obtained, best = at, obtained, miss(obtained)
+    tried = []
+    while best > 0 and len(tried) < MAX_CORRECTIONS:
+        step = max(-0.25, min(0.25, (logit(confidence) - logit(obtained)) / 4))
+        at = at + scale * step
+        tried.append(at)
+        obtained = script(at)
+        now, returning = miss(obtained), scale < 0
+        better = now < best
+        if better:
+            best_at, best_obtained = at, obtained
+        if now > best + 0.01 or (now >= 1 and not better):
+            at, obtained, scale = best_at, best_obtained, -0.5 * scale
+        else:
+            scale *= 1.5 if better and returning else 0.8
+        best = min(best, now)
+    return tried
+
+
+def deceptive(alpha: float) -> float:
+    """Rises the wrong way: q becomes less likely with α above 0.3, slowly more below it."""
+    share = 0.2 + (0.5 if alpha < 0.4 else 0.6) * (0.4 - alpha)
+    return min(0.98, max(0.02, share))
+
+
+@pytest.mark.parametrize("confidence", [0.45, 0.6, 0.9])
+@pytest.mark.parametrize(
+    "script",
+    [
+        deceptive,
+        lambda alpha: min(0.99, max(0.01, 0.1 + 0.35 * alpha)),
+        lambda alpha: 0.5 + 0.45 * math.sin(9 * alpha),
+        lambda alpha: 0.3 - 0.01 * alpha if alpha > 0.35 else 0.42 + 0.01 * alpha,
+    ],
+)
+def test_search_takes_exactly_the_documented_steps(script, confidence: float) -> None:
+    """Clamped Newton steps, back to the best with half the step, 1.5 on the way back, else 0.8."""
+    tried, best = search(script, confidence)
+    expected = reference_search(script, confidence)
+    assert tried == pytest.approx(expected)
+    assert best.corrections.item() == len(expected)
+    misses = [abs(script(alpha) - confidence) for alpha in (0.4, *expected)]
+    assert abs(best.stored_posterior[0, 0, 1].item() - confidence) <= max(
+        min(misses) + 1e-9, TOLERANCE
+    )
+
+
+def test_corrected_certificate_is_about_the_corrected_image() -> None:
+    """The clamped share and both posteriors belong to the final α, not to the first one."""
+    rotation = BrightRotation(stretch=1.5, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    z = rotation.mu[torch.arange(60) % 3]
+    z = z + 0.5 * torch.randn(z.shape, generator=generator, dtype=torch.float64)
+    x = rotation.decode(z)
+    plain = explain(rotation, rotation.mu_bar, x, "all", confidence=0.8)
+    e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.8, correct=True)
+    outside = ((e.convincing < 0) | (e.convincing > 1)).double().mean((2, 3, 4))
+    torch.testing.assert_close(
+        e.convincing_certificate.clamped.double(), outside, atol=1e-6, rtol=0
+    )
+    before = plain.convincing_certificate.clamped
+    changed = e.alpha != plain.alpha
+    assert bool((e.convincing_certificate.clamped != before)[changed].any())

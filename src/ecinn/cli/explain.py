@@ -1,28 +1,23 @@
-"""`ecinn explain`: pictures and raw counterfactuals of image files."""
+"""`ecinn explain`: counterfactuals of image files as pictures and JSON."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from ecinn.classifier.out_of_distribution import IN_WORDS
-from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
-from ecinn.cli.progress import CelebA, load_images
-from ecinn.drawing.pictures import percent
+from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import Targets
-from ecinn.explanation.files import write_report
-from ecinn.files import output_folder
-from ecinn.model import Model, load
-from ecinn.pixels import to_pixels
+
+if TYPE_CHECKING:
+    from ecinn.model import Inputs, Model
 
 
 class Film(StrEnum):
-    """Kinds of film that browsers show."""
+    """Film formats that browsers show."""
 
     GIF = "gif"
     WEBP = "webp"
@@ -30,11 +25,13 @@ class Film(StrEnum):
 
 @app.command()
 def explain(
-    images: Annotated[list[Path] | None, typer.Argument(help="Image files of any kind.")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files of any kind, or folders of them.")
+    ] = None,
     model: Annotated[str, typer.Option(help="A model's name or path.")] = "mnist",
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Class to explain against, repeatable; by default 'all'."),
+        typer.Option(help="Class to explain against, repeatable.", show_default="all others"),
     ] = None,
     sample: Annotated[
         list[int] | None, typer.Option(help="Explain this image of the test set; repeatable.")
@@ -43,149 +40,150 @@ def explain(
         "explanations"
     ),
     confidence: Annotated[
-        float | None, typer.Option(help="How sure of the target, above 0 and below 1.")
+        float | None,
+        typer.Option(help="Requested probability of the target, above 0 and below 1."),
     ] = None,
     correct: Annotated[
-        bool, typer.Option("--correct", help="Correct what is not read as was asked.")
+        bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
     ] = False,
     film: Annotated[
-        Film | None, typer.Option(help="Also the way there: a film, and a plot of every class.")
+        Film | None, typer.Option(help="Also write the path as a film and a plot.")
     ] = None,
-    frames: Annotated[int, typer.Option(min=2, max=200, help="Of a film.")] = 24,
+    frames: Annotated[int, typer.Option(min=2, max=200, help="Frames of the film.")] = 24,
     check: Annotated[
-        bool, typer.Option(help="Ask the classifier what it says of the stored 8-bit images.")
+        bool, typer.Option(help="Let the classifier read the stored 8-bit images.")
     ] = True,
     celeba: CelebA = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Show why each image is what it is, and not the target: pictures and raw counterfactuals."""
+    """Show why an image is one class and not another: counterfactuals and heatmaps."""
+    from ecinn.explanation.files import write_pictures
+    from ecinn.files import output_folder
+    from ecinn.model import load
+
     if correct and not check:
-        raise InputError("--correct reads the stored images, --no-check does not: leave one out")
-    explainer = load(model, device_name(device))
+        raise InputError("--correct needs the check: leave out --no-check")
+    explainer = load(model, device)
     inputs, failures = _inputs(explainer, images or [], sample or [], celeba)
     if not inputs and not failures:
         raise InputError("name an image file, or take a test image with --sample 0")
+    if not inputs:
+        raise InputError(failures[0]["reason"])
     targets = _parse_targets(target or ["all"], explainer)
-    # All are explained before anything is written.
-    explained = []
-    for name, pixels, notes in inputs:
-        try:
-            result = explainer.explain(
-                pixels,
-                targets,
-                confidence=confidence,
-                path=None if film is None else frames,
-                check=check,
-                correct=correct,
-            )
-            explained.append((name, notes, result))
-        except InputError as error:
-            failures.append(f"{name}: {error}")
-    if not explained:
-        raise InputError(failures[0])
+    # Everything is explained before anything is written.
+    with bars() as observe:
+        explanation = explainer.explain(
+            _joined(inputs),
+            targets,
+            confidence=confidence,
+            path=None if film is None else frames,
+            check=check,
+            correct=correct,
+            observe=observe,
+        )
     folder = output_folder(out_dir)
-    kind = "gif" if film is None else film.value
-    reports = [write_report(folder, *explanation, film=kind) for explanation in explained]
+    report = write_pictures(explanation, folder, None if film is None else film.value)
+    report["failures"] += failures
     if json_output:
-        print_json({"model": model, "explanations": reports, "failed": failures})
+        print_json(report)
     else:
-        for report in reports:
-            _describe(report)
-    if failures:
-        left_out = f"left out {len(failures)} of {len(failures) + len(explained)} images"
-        raise InputError(f"{left_out}: {'; '.join(failures)}")
+        for image in report["images"]:
+            _describe(image, confidence)
+    if report["failures"]:
+        reasons = "; ".join(_reason(failure) for failure in report["failures"])
+        number = len(report["failures"])
+        raise InputError(f"left out {number} of {number + len(explanation)} images: {reasons}")
 
 
 def _inputs(
-    model: Model, paths: Sequence[Path], samples: Sequence[int], celeba: Path | None
-) -> tuple[list[tuple[str, torch.Tensor, list[str]]], list[str]]:
-    """Name, pixels and remarks of every image that was asked for; and what could not be read."""
-    taken: set[str] = set()
-    inputs: list[tuple[str, torch.Tensor, list[str]]] = []
-    failures: list[str] = []
-    for path in paths:
+    model: "Model", paths: Sequence[Path], samples: Sequence[int], celeba: Path | None
+) -> tuple[list["Inputs"], list[dict[str, Any]]]:
+    """Read every image; return also those that could not be read, with the reason."""
+    from ecinn.model import Inputs, image_files
+    from ecinn.pixels import to_pixels
+
+    inputs: list[Inputs] = []
+    failures: list[dict[str, Any]] = []
+    files = [file for path in paths for file in (image_files(path) if path.is_dir() else [path])]
+    for index, file in enumerate(files):
         try:
-            photograph = model.photograph(path)
+            inputs.append(model.read(file))
         except InputError as error:
-            failures.append(str(error))
-            continue
-        stem = re.sub(r"[^\w.-]+", "_", path.stem) or "image"
-        name = next(n for n in _numbered(stem) if n not in taken)
-        taken.add(name)
-        inputs.append((name, to_pixels(photograph.image[None]), list(photograph.notes)))
+            source = str(file.absolute())
+            failures.append({"index": index, "source": source, "reason": str(error)})
     if samples:
-        data = load_images(model.checkpoint.recipe.dataset, "test", celeba)
+        data = load_images(model.recipe.dataset, "test", celeba)
         for index in samples:
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")
+            pixels = to_pixels(data.images[index][None].to(model.device))
             label = data.class_names[int(data.labels[index])]
-            name = next(n for n in _numbered(f"sample-{index}") if n not in taken)
-            taken.add(name)
-            inputs.append((name, to_pixels(data.images[index][None]), [f"label {label}"]))
+            inputs.append(Inputs(pixels, (f"sample-{index}",), ((f"label {label}",),)))
     return inputs, failures
 
 
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}-{number}"
-        number += 1
+def _joined(inputs: Sequence["Inputs"]) -> "Inputs":
+    import torch
+
+    from ecinn.model import Inputs
+
+    return Inputs(
+        torch.cat([each.pixels for each in inputs]),
+        tuple(source for each in inputs for source in each.sources),
+        tuple(remarks for each in inputs for remarks in each.remarks),
+    )
 
 
-def _parse_targets(targets: Sequence[str], model: Model) -> Targets:
-    """'all', or classes by their names or numbers."""
+def _reason(failure: dict[str, Any]) -> str:
+    """Name the file in front of the reason, unless the reason does."""
+    name = Path(failure["source"] or "").name
+    return failure["reason"] if name in failure["reason"] else f"{name}: {failure['reason']}"
+
+
+def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN401
+    """Turn 'all', or class names and numbers, into targets."""
     if list(targets) == ["all"]:
         return "all"
     if "all" in targets:
-        raise InputError("--target all names every class already: leave the others out")
-    return [_parse_target(target, model) for target in targets]
+        raise InputError("--target all already includes every class: leave the others out")
+    is_number = re.compile(r"[+-]?\d{1,9}").fullmatch
+    return model.targets(
+        [
+            int(target) if target not in model.class_names and is_number(target) else target
+            for target in targets
+        ]
+    )
 
 
-def _parse_target(target: str, model: Model) -> int:
-    if target not in model.class_names and re.fullmatch(r"[+-]?\d{1,9}", target):
-        return int(target)
-    label = model.targets(target)
-    assert isinstance(label, int)
-    return label
+def _describe(image: dict[str, Any], confidence: float | None) -> None:
+    """Print the result of one image."""
+    from ecinn.drawing.pictures import percent
 
-
-def _describe(report: dict[str, Any]) -> None:
-    """One image's results in words."""
-    predicted = report["predicted"]
-    share = report["posterior"][predicted]
-    out.print(f"[bold]{plain(report['input'])}[/]: {predicted} ({percent(share)})", end="")
-    remarks = "; ".join(report["notes"])
-    out.print(f"  [dim]{plain(remarks)}[/]" if remarks else "")
-    if report["out_of_distribution"]:
-        why = ", ".join(IN_WORDS[reason] for reason in report["out_of_distribution"])
-        out.print(f"  [yellow]unlike the training images ({why}): take it with caution[/]")
-    for target in report["targets"]:
+    predicted = image["predicted"]
+    name = Path(image["source"] or f"image {image['index']}").name
+    share = percent(image["posterior"][predicted])
+    out.print(f"[bold]{plain(name)}[/]: {plain(predicted)} ({share})")
+    for note in image["notes"]:
+        out.print(f"  [dim]{plain(note)}[/]")
+    for target in image["targets"]:
         convincing = target["convincing"]
         posterior = convincing["stored_posterior"] or convincing["posterior"]
         where = "stored image" if convincing["stored_posterior"] else "before rounding"
-        verdict = f"{convincing['winner']} {percent(posterior[convincing['winner']])} ({where})"
-        colour = "green" if target["as_asked"] else "yellow"
-        third = target["third_class"]
-        asked = report["confidence"]
-        missed = "not reached"
-        if asked is not None:
-            got = posterior[target["target"]]
-            verdict = f"{percent(got)} of {100 * asked:g} % asked ({where})"
-            missed = f"read as {convincing['winner']}: not as asked"
-        if not target["as_asked"]:
-            untried = target["reachable"] and not target["corrections"]
-            verdict += f", {missed}" + (" (try --correct)" if untried else "")
-        asides = [f"at the tipping point {third} wins"] if third else []
-        if not target["reachable"]:
-            asides.append(f"{100 * target['highest']:.1f} % is the highest on this line")
+        winner = convincing["winner"]
+        if confidence is None:
+            verdict = f"{winner} {percent(posterior[winner])} ({where})"
+        else:
+            obtained = percent(posterior[target["target"]])
+            verdict = f"{obtained}, requested {100 * confidence:g} % ({where})"
+        if not target["as_asked"] and target["reachable"] and not target["corrections"]:
+            verdict += "; try --correct"
         if target["corrections"]:
-            asides.append(f"alpha corrected {target['corrections']} times")
-        note = f"  [dim]{'; '.join(asides)}[/]" if asides else ""
-        out.print(f"  to {target['target']}:  [{colour}]{verdict}[/]{note}")
-    out.print(f"  wrote {plain(report['picture'])}")
-    out.print(f"  and {2 * len(report['targets'])} raw counterfactuals beside it")
-    for target in report["targets"]:
-        if target["film"]:
-            out.print(f"  film {plain(target['film']['file'])}, and its plot")
+            verdict += f"; alpha corrected {target['corrections']} times"
+        colour = "green" if target["as_asked"] else "yellow"
+        out.print(f"  to {plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
+    out.print(f"  wrote {plain(image['picture'])}")
+    out.print(f"  and {3 * len(image['targets'])} counterfactuals and heatmaps next to it")
+    for target in image["targets"]:
+        if target["path"]:
+            out.print(f"  film {plain(target['path']['film'])}, and its plot")

@@ -1,8 +1,10 @@
 """Any image file people have, made into what a model reads; says what it had to do."""
 
+import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +29,28 @@ class Photograph:
     notes: tuple[str, ...]
 
 
-def read_photograph(path: Path, shape: tuple[int, int, int], *, digit: bool) -> Photograph:
+def read_photograph(
+    source: Any,  # noqa: ANN401
+    shape: tuple[int, int, int],
+    *,
+    digit: bool,
+) -> Photograph:
     """Read a file of any size, colour and orientation.
 
     Args:
         shape: channels, height and width that the model reads.
         digit: frame it as MNIST does: light ink on black, cropped, centred by its mass.
     """
-    return fit_photograph(_open(path), shape, digit=digit)
+    if isinstance(source, Image.Image):
+        return fit_photograph(source, shape, digit=digit)
+    if isinstance(source, str | Path):
+        return fit_photograph(_open(Path(source)), shape, digit=digit)
+    try:
+        picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        picture.load()
+    except (OSError, ValueError):
+        raise InputError("these bytes are not an image that can be read (PNG, JPEG, …)") from None
+    return fit_photograph(picture, shape, digit=digit)
 
 
 def fit_photograph(

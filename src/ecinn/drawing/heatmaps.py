@@ -1,4 +1,4 @@
-"""Drawing heatmaps: over their images, side by side, with a scale; knows nothing of networks."""
+"""Draw heatmaps: over their images, side by side, with a colour bar; knows no networks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ from ecinn.drawing.pictures import (
 from ecinn.errors import InputError
 
 Signs = tuple[str, str]
-"""What blue and what red mean."""
+"""The meanings of blue and of red."""
 
 
 @dataclass(frozen=True)
 class HeatmapColumn:
-    """One method's maps of all images."""
+    """The maps of one method for all images."""
 
     name: str
     maps: Float[Tensor, "batch channels height width"]
     signs: Signs
     remarks: tuple[str, ...] = ()
-    """Written below each map."""
+    """Captions below the maps."""
     warnings: tuple[bool, ...] = ()
-    """Which of the remarks are warnings."""
+    """Captions that are warnings."""
 
 
 def overlay_array(
@@ -46,16 +46,16 @@ def overlay_array(
     heatmap: Float[Tensor, "channels height width"],
     limit: float | None = None,
 ) -> Array:
-    """The map over its image: grey and pale where the map is zero, in colour where it is strong.
+    """Lay a map over its image: pale grey where the map is zero, coloured where it is strong.
 
     Args:
-        limit: the value that gets full colour; by default `robust_limit` of the map.
+        limit: the value drawn in full colour; by default `robust_limit` of the map.
     """
     limit = limit or robust_limit(heatmap)
     values = heatmap.detach().float().mean(0).cpu().numpy()[..., None]
     bare = 1 - np.clip(np.abs(values) / limit, 0, 1)
     grey = np.asarray(Image.fromarray(image_array(image)).convert("L"), float)[..., None]
-    # Pale, because both colours are dark and would drown in black.
+    # Pale, because both colours are dark and would be lost on black.
     shade = 0.4 * (255 - grey)
     mixed: Array = (heatmap_array(heatmap, limit) - bare * shade).round().astype(np.uint8)
     return mixed
@@ -64,10 +64,10 @@ def overlay_array(
 def colour_bar(
     signs: Signs, width: int = 144, height: int = 14, words: int | None = None
 ) -> Image.Image:
-    """The scale from blue over white to red with a word at each end.
+    """Draw the scale from blue over white to red, with a word at each end.
 
     Args:
-        words: room for the first word, so that bars below each other can start together.
+        words: width reserved for the first word, so that stacked bars line up.
     """
     letters, gap = font(height), height // 2
     low, high = (int(letters.getlength(word)) + 1 for word in signs)
@@ -95,10 +95,10 @@ def heatmap_sheet(
     overlay: bool = False,
     tile: int = 112,
 ) -> Image.Image:
-    """A row per image: itself, its counterfactual, every method's map, each on its own scale.
+    """Draw a row per image: image, counterfactual, and every method's map on its own scale.
 
     Args:
-        classes: what p and q of every image are called.
+        classes: names of p and q of every image.
         overlay: draw the maps over the images.
         tile: side of a drawn image, in pixels.
     """
@@ -130,7 +130,7 @@ def _with_legend(
     margin: int,
     line: int,
 ) -> Image.Image:
-    """One colour bar for all columns whose colours mean the same."""
+    """Add a colour bar for each group of columns whose colours mean the same."""
     named: dict[Signs, list[str]] = {}
     for column in columns:
         named.setdefault(column.signs, []).append(column.name)
@@ -160,7 +160,7 @@ def _with_legend(
 
 
 class _Grid:
-    """Images in rows and columns under headings, each with a line below it."""
+    """Images in rows and columns under headings, each with a caption."""
 
     def __init__(self, tile: int, rows: int, columns: int, title: str) -> None:
         self.tile = tile
@@ -183,7 +183,7 @@ class _Grid:
         return self.margin + place * (self.tile + self.gap)
 
     def head(self, place: int, name: str) -> None:
-        """What a column is called, in two lines where one is too narrow."""
+        """Write the heading of a column, in two lines if it is wide."""
         if self.small.getlength(name) > self.tile:
             name = name.replace(" ", "\n", 1)
         at = (self._left(place) + self.tile // 2, self._top(0) - self.line // 4)
@@ -192,7 +192,7 @@ class _Grid:
     def cell(
         self, row: int, place: int, array: Array, remark: str, *, warning: bool = False
     ) -> None:
-        """One image, enlarged to a square."""
+        """Draw one image, enlarged to a square."""
         left, top, tile = self._left(place), self._top(row), self.tile
         large = max(array.shape[:2]) > tile
         method = Image.Resampling.LANCZOS if large else Image.Resampling.NEAREST

@@ -1,4 +1,4 @@
-"""Drawing: arrays, numbers and names become pictures; knows nothing of networks or methods."""
+"""Draw sheets, curves and films from arrays, numbers and names; knows no networks."""
 
 import io
 import math
@@ -19,21 +19,21 @@ FRAME = (205, 210, 216)
 OTHERS = (176, 182, 190)
 PAPER = (255, 255, 255)
 TILE = 112
-"""Side of a picture in a sheet: four times that of a digit."""
+"""Side of an image in a sheet: four times that of a digit."""
 ADDED = np.array([178, 24, 43])
-"""Red where light is added."""
+"""Red: lighter."""
 REMOVED = np.array([33, 102, 172])
-"""Blue where it is taken away; the pair stays apart under every common colour blindness."""
+"""Blue: darker. The pair is safe for all common forms of colour blindness."""
 
 PERCENTILE = 99.5
-"""Of the map's own values gets full colour: four pixels of a digit, twenty of a face."""
+"""Percentile of a map drawn in full colour: all but four pixels of a digit, twenty of a face."""
 
 Array = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One image with what is written below it."""
+    """An image and its caption."""
 
     array: Array
     caption: str
@@ -42,26 +42,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of images under a title: every column holds one cell per row."""
+    """A grid of images under a title; every column holds one cell per row."""
 
     title: str
     caution: str
     rows: tuple[tuple[str, str], ...]
-    """Name of each row and a remark below it."""
+    """Name and description of each row."""
     columns: tuple[tuple[Cell, ...], ...]
 
 
 def image_array(pixels: Tensor) -> Array:
-    """An 8-bit (channels, height, width) tensor as height × width × 3."""
+    """Convert an 8-bit (channels, height, width) tensor to height × width × 3."""
     array = pixels.detach().cpu().numpy()
     return np.ascontiguousarray(np.broadcast_to(array.transpose(1, 2, 0), (*array.shape[1:], 3)))
 
 
 def heatmap_array(heatmap: Tensor, limit: float | None = None) -> Array:
-    """A signed (channels, height, width) map in colour: zero white, the scale symmetric.
+    """Colour a signed (channels, height, width) map on a symmetric scale with white at zero.
 
     Args:
-        limit: the value that gets full colour; by default the map's own largest.
+        limit: the value drawn in full colour; by default the largest of the map.
     """
     values = heatmap.detach().float().mean(0).cpu().numpy()
     limit = limit or float(np.abs(values).max()) or 1.0
@@ -72,47 +72,46 @@ def heatmap_array(heatmap: Tensor, limit: float | None = None) -> Array:
 
 
 def robust_limit(heatmap: Tensor, percentile: float = PERCENTILE) -> float:
-    """The percentile of |mean over channels|: a few extreme pixels do not whiten all others.
+    """Return a percentile of |mean over channels|, so that a few extreme pixels do not dominate.
 
-    The mean is what is drawn. Where channels change against each other it hides the change of
-    colour; the counterfactual beside the map shows it.
+    The mean over channels is drawn. It hides changes of hue, which the counterfactual shows.
     """
     if not 0 < percentile <= 100:
-        raise InputError(f"a percentile is above 0 and at most 100, not {percentile}")
+        raise InputError(f"a percentile lies above 0 and is at most 100, not {percentile}")
     values = heatmap.detach().double().mean(0).abs().cpu().numpy()
-    # A map that is zero nearly everywhere has no such percentile: take its largest value.
+    # A map that is zero nearly everywhere has a percentile of 0: use its largest value.
     return float(np.percentile(values, percentile)) or float(values.max()) or 1.0
 
 
 def to_image(array: Array) -> Image.Image:
-    """An array as a picture; grey where all three colours agree."""
+    """Convert an array to a picture, greyscale if all three channels agree."""
     grey = bool((array == array[..., :1]).all())
     return Image.fromarray(np.ascontiguousarray(array[..., 0]) if grey else array)
 
 
 def png_bytes(picture: Image.Image) -> bytes:
-    """The picture as a PNG file."""
+    """Encode a picture as PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
 def webp_bytes(picture: Image.Image, quality: int = 90) -> bytes:
-    """The picture as a WebP file: a sheet of photographs in a fifth of a PNG's room."""
+    """Encode a picture as WebP: about a fifth of the size of a PNG for photographs."""
     buffer = io.BytesIO()
     picture.save(buffer, "WEBP", quality=quality, method=6)
     return buffer.getvalue()
 
 
 def percent(share: float) -> str:
-    """A probability for people; never 100 % for what is not certain, nor 0 % for what may be."""
+    """Format a probability, without rounding up to 100 % or down to 0 %."""
     if share > 0.9995:
         return "> 99.9 %"
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def below_each_other(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Several pictures as one."""
+    """Stack pictures vertically."""
     size = (max(p.width for p in pictures), sum(p.height for p in pictures))
     whole = Image.new("RGB", size, PAPER)
     top = 0
@@ -123,13 +122,13 @@ def below_each_other(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def tile_for(side: int) -> int:
-    """A whole multiple of an image's side that can be seen well."""
+    """Return a multiple of an image's side that is large enough to see."""
     return side * max(1, math.ceil(TILE / side))
 
 
 def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
-    """The sheet with images enlarged to squares of `tile` pixels."""
-    # Letters keep their size: a larger tile shows more of the picture, not larger words.
+    """Draw a sheet, with images enlarged to squares of `tile` pixels."""
+    # The font size is fixed: a larger tile shows a larger image, not larger text.
     gap, margin, line = tile // 10, 18, 18
     small, normal, large = (font(size) for size in (12, 15, 18))
     cells = [cell for column in sheet.columns for cell in column]
@@ -175,7 +174,7 @@ def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
 
 @dataclass(frozen=True)
 class Curves:
-    """Probabilities over a common axis, two of them in colour."""
+    """Probabilities of all classes over α, two of them highlighted."""
 
     title: str
     x: NDArray[np.floating]
@@ -189,8 +188,8 @@ class Curves:
 def draw_curves(
     curves: Curves, marked: int | None = None, size: tuple[int, int] = (448, 240)
 ) -> Image.Image:
-    """The curves over α; the two classes that matter in colour, the others grey."""
-    # Drawn at twice the size, because Pillow draws lines without smoothing.
+    """Plot the curves over α: the two classes in colour, the others in grey."""
+    # Drawn at twice the size, because Pillow does not anti-alias lines.
     width, height = 2 * size[0], 2 * size[1]
     small = font(26)
     left, right, top, bottom = 88, width - 36, 68, height - 68
@@ -226,7 +225,7 @@ def draw_curves(
 
 
 def film_frame(array: Array, curves: Curves, step: int) -> Image.Image:
-    """The picture of one step above the plot with its mark."""
+    """Draw one frame: the image above the plot, with a mark at the current step."""
     plot = draw_curves(curves, step)
     side = 280
     canvas = Image.new("RGB", (plot.width, side + 24 + plot.height), PAPER)
@@ -236,17 +235,17 @@ def film_frame(array: Array, curves: Curves, step: int) -> Image.Image:
 
 
 def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -> bytes:
-    """The frames there and back as an endless GIF or WebP."""
+    """Encode the frames, forwards and backwards, as an endless GIF or WebP."""
     buffer = io.BytesIO()
-    there_and_back = [*frames, *frames[-2:0:-1]]
+    forth_and_back = [*frames, *frames[-2:0:-1]]
     duration = max(20, round(1000 * seconds / len(frames)))
-    durations = [duration] * len(there_and_back)
-    durations[0] = durations[len(frames) - 1] = 900  # a rest at both ends
-    there_and_back[0].save(
+    durations = [duration] * len(forth_and_back)
+    durations[0] = durations[len(frames) - 1] = 900  # pause at both ends
+    forth_and_back[0].save(
         buffer,
         kind,
         save_all=True,
-        append_images=there_and_back[1:],
+        append_images=forth_and_back[1:],
         duration=durations,
         loop=0,
     )
@@ -254,7 +253,7 @@ def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -
 
 
 def _wrapped(words: str, letters: ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """In lines that fit, where single words do."""
+    """Break text into lines that fit the width."""
     lines: list[str] = []
     for word in words.split():
         if lines and letters.getlength(f"{lines[-1]} {word}") <= width:
@@ -265,7 +264,7 @@ def _wrapped(words: str, letters: ImageFont.FreeTypeFont, width: int) -> list[st
 
 
 def _enlarge(array: Array, tile: int) -> Image.Image:
-    """Into a square: small images keep their square pixels, larger ones are resampled."""
+    """Fit an image into a square: small ones keep sharp pixels, larger ones are resampled."""
     image = Image.fromarray(array)
     longest = max(image.size)
     method = Image.Resampling.NEAREST if longest <= tile else Image.Resampling.LANCZOS
@@ -278,7 +277,7 @@ def _enlarge(array: Array, tile: int) -> Image.Image:
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """The letters of every picture."""
+    """Return the font of all pictures."""
     loaded = ImageFont.load_default(size)
-    assert isinstance(loaded, ImageFont.FreeTypeFont)  # Pillow brings one along with FreeType
+    assert isinstance(loaded, ImageFont.FreeTypeFont)  # Pillow bundles one with FreeType
     return loaded

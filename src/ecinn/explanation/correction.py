@@ -1,4 +1,4 @@
-"""Counterfactuals whose stored image is not read as was asked: α corrected, decoded again."""
+"""Correct α where the stored 8-bit image is not read as requested."""
 
 import math
 from dataclasses import dataclass
@@ -9,19 +9,26 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.explanation.protocol import InvertibleClassifier
-from ecinn.explanation.result import Images, PerPair, PerPairImages
-from ecinn.pixels import to_pixels, to_uint8
+from ecinn.explanation.reading import Reading, stored_posterior
 
 TOLERANCE = 0.05
-"""How far from the asked confidence a stored image may be."""
-FURTHER = (0.1, 0.2, 0.3, 0.4, 0.5, -0.1, -0.2, -0.3)
-"""Where q is looked for when α₁ did not reach it, as distances from α₁."""
-MOST_CORRECTIONS = len(FURTHER)
+"""Largest accepted distance of the stored image's p(q) from the requested confidence."""
+OFFSETS = (0.1, 0.2, 0.3, 0.4, 0.5, -0.1, -0.2, -0.3)
+"""Offsets from α₁ that are tried, in this order, where α₁ does not reach q."""
+MAX_CORRECTIONS = len(OFFSETS)
+MAX_STEP = 0.25
+"""Largest Newton step in α: far out, the posterior is too flat for its slope to be trusted."""
+WAY_BACK = -0.5
+"""Scale of the next step after one that led away from the target."""
+RETURNING, SLOWING = 1.5, 0.8
+"""Growth of the scale while returning helps, and decay otherwise, as rounding is not smooth."""
+
+PerPair = Float[Tensor, "batch targets"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """z + αΔ, and the class it leads to."""
+    """The line z + αΔ and the class it leads to."""
 
     z: Float[Tensor, "batch targets dim"]
     delta: Float[Tensor, "batch targets dim"]
@@ -29,19 +36,12 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The convincing counterfactuals, as they stand."""
+class Ends(Reading):
+    """The counterfactuals at the end of every line, with their posteriors."""
 
     alpha: PerPair
-    image: PerPairImages
-    posterior: Float[Tensor, "batch targets classes"]
-    stored_posterior: Float[Tensor, "batch targets classes"] | None
+    image: Float[Tensor, "batch targets channels height width"]
     corrections: Int[Tensor, "batch targets"]
-
-    @property
-    def verdict(self) -> Float[Tensor, "batch targets classes"]:
-        """What the classifier says: of the stored image where it was read."""
-        return self.posterior if self.stored_posterior is None else self.stored_posterior
 
 
 def correct_alpha(
@@ -51,9 +51,9 @@ def correct_alpha(
     confidence: float | None,
     reachable: Bool[Tensor, "batch targets"],
 ) -> Ends:
-    """Where a stored image is not read as was asked, step α and decode again, the best kept.
+    """Step α where a stored image misses the request, decode again, and keep the best.
 
-    Every correction is one decode and one encode, of these images alone.
+    Every correction costs one decode and one encode, of these images only.
     """
     assert ends.stored_posterior is not None
     mu, q = classifier.mu, line.q
@@ -65,38 +65,37 @@ def correct_alpha(
         "corrections": ends.corrections.clone(),
     }
     best_miss = shortfall(ends.stored_posterior, q, confidence)
-    # Where the search stands: usually, but not always, at the best so far.
+    # The current position of the search, which is usually, but not always, the best so far.
     at, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
     scale = torch.ones_like(at)
-    for number in range(MOST_CORRECTIONS):
-        which = (best_miss > 0) & reachable
-        if not bool(which.any()):
+    for number in range(MAX_CORRECTIONS):
+        missed = (best_miss > 0) & reachable
+        if not bool(missed.any()):
             break
-        z, delta, target = line.z[which], line.delta[which], q[which]
+        z, delta, target = line.z[missed], line.delta[missed], q[missed]
         if confidence is None:
-            tried = ends.alpha[which] + FURTHER[number]
+            tried = ends.alpha[missed] + OFFSETS[number]
         else:
-            step = _newton_step(z, delta, mu, target, at[which], obtained[which], confidence)
-            tried = at[which] + scale[which] * step
+            step = newton_step(z, delta, mu, target, at[missed], obtained[missed], confidence)
+            tried = at[missed] + scale[missed] * step
         z_hat = equations.corrected_latent(z, tried, delta)
         image = classifier.decode(z_hat)
-        at[which], obtained[which] = tried, stored_posterior(classifier, image)
+        at[missed], obtained[missed] = tried, stored_posterior(classifier, image)
         miss = shortfall(obtained, q, confidence)
-        best["corrections"][which] += 1
-        better = which & (miss < best_miss)
-        inside = better[which]
+        best["corrections"][missed] += 1
+        better = missed & (miss < best_miss)
+        kept = better[missed]
         best["alpha"][better] = at[better]
-        best["image"][better] = image[inside]
-        best["posterior"][better] = equations.log_posterior(z_hat[inside], mu).exp()
+        best["image"][better] = image[kept]
+        best["posterior"][better] = equations.log_posterior(z_hat[kept], mu).exp()
         best["stored_posterior"][better] = obtained[better]
-        # Far out an image may be less of q, not more: back to the best, and the other way.
+        # Far out an image may look less like q: go back to the best, and step the other way.
         q_loses = miss >= 1
-        astray = which & ((miss > best_miss + 0.01) | (q_loses & ~better))
+        astray = missed & ((miss > best_miss + 0.01) | (q_loses & ~better))
         at = torch.where(astray, best["alpha"], at)
         obtained = torch.where(astray[..., None], best["stored_posterior"], obtained)
-        # What rounding does is not smooth, so steps become smaller; on the way back, larger.
-        factor = torch.where(better & (scale < 0), 1.5, 0.8)
-        scale = scale * torch.where(astray, -0.5, factor)
+        factor = torch.where(better & (scale < 0), RETURNING, SLOWING)
+        scale = scale * torch.where(astray, WAY_BACK, factor)
         best_miss = torch.where(better, miss, best_miss)
     return Ends(**best)
 
@@ -106,18 +105,18 @@ def shortfall(
     q: Int[Tensor, "batch targets"],
     confidence: float | None,
 ) -> PerPair:
-    """How far the stored image is from what was asked; 0 where it is near enough."""
-    of_q = obtained.gather(-1, q[..., None]).squeeze(-1)
-    behind = obtained.amax(-1) - of_q
+    """Distance of the stored image's posterior from the request; 0 if within the tolerance."""
+    p_q = obtained.gather(-1, q[..., None]).squeeze(-1)
+    behind = obtained.amax(-1) - p_q
     if confidence is None:
         return behind
-    miss = (of_q - confidence).abs()
+    miss = (p_q - confidence).abs()
     miss = torch.where(miss <= TOLERANCE, 0.0, miss)
-    # A confidence above one half also asks for q to win; one below does not.
+    # A confidence above one half also requires that q wins; a lower one does not.
     return miss if confidence <= 0.5 else miss + (behind > 0)
 
 
-def _newton_step(
+def newton_step(
     z: Float[Tensor, "pairs dim"],
     delta: Float[Tensor, "pairs dim"],
     mu: Float[Tensor, "classes dim"],
@@ -126,20 +125,12 @@ def _newton_step(
     obtained: Float[Tensor, "pairs classes"],
     confidence: float,
 ) -> Float[Tensor, " pairs"]:
-    """Towards the asked log-odds of q, from those obtained, along their slope in latent space."""
-    own = q[:, None]
+    """(logit c − logit p(q)) / (d logit p(q) / dα), the slope taken in latent space, clamped."""
+    target = q[:, None]
     logits = equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
-    others = logits.scatter(1, own, -math.inf).softmax(1)
+    others = logits.scatter(1, target, -math.inf).softmax(1)
     rise = delta @ mu.T
-    slope = rise.gather(1, own).squeeze(1) - (others * rise).sum(1)
-    of_q = obtained.gather(1, own).squeeze(1).clamp(1e-6, 1 - 1e-6)
-    asked = math.log(confidence / (1 - confidence))
-    return ((asked - torch.logit(of_q)) / slope).clamp(-0.25, 0.25)
-
-
-def stored_posterior(
-    classifier: InvertibleClassifier, x_hat: Images
-) -> Float[Tensor, "batch classes"]:
-    """p(y) of the 8-bit images that would be stored."""
-    z, _ = classifier.encode_with_log_det(to_pixels(to_uint8(x_hat)).to(x_hat.dtype))
-    return equations.log_posterior(z, classifier.mu).exp()
+    slope = rise.gather(1, target).squeeze(1) - (others * rise).sum(1)
+    p_q = obtained.gather(1, target).squeeze(1).clamp(1e-6, 1 - 1e-6)
+    requested = math.log(confidence / (1 - confidence))
+    return ((requested - torch.logit(p_q)) / slope).clamp(-MAX_STEP, MAX_STEP)

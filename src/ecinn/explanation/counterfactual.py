@@ -1,7 +1,8 @@
 """ECINN: counterfactuals with one encode and one decode, and a certificate for each."""
 
+import numbers
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,17 +11,20 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct_alpha, shortfall, stored_posterior
+from ecinn.explanation.correction import Ends, Line, PerPair, correct_alpha, shortfall
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
 from ecinn.explanation.protocol import InvertibleClassifier
-from ecinn.explanation.result import Certificate, Explanation, Images, PerPair
-from ecinn.pixels import clamped_share
+from ecinn.explanation.reading import Reading, stored_posterior
+from ecinn.explanation.result import Certificate, Explanation, Skipped
+from ecinn.pixels import Images, clamped_share
 
-MOST_STEPS = 1000
-MOST_PICTURES = 20_000
-"""Of all paths together, so that a slip of the finger does not fill the memory."""
+MAX_STEPS = 1000
+MAX_PICTURES = 20_000
+"""Limit on the images of all paths together, which guards against running out of memory."""
 
-Targets = int | Sequence[int] | Literal["all"] | Int[Tensor, "batch targets"]
+Targets = (
+    int | Sequence[int] | Literal["all"] | Int[Tensor, " targets"] | Int[Tensor, "batch targets"]
+)
 
 
 def class_means(
@@ -42,8 +46,26 @@ def class_means(
 def resolve_targets(
     target: Targets, p: Int[Tensor, " batch"], classes: int, names: Sequence[str] | None = None
 ) -> Int[Tensor, "batch targets"]:
-    """The target classes of every image: one, several, one row per image, or "all" but p."""
-    names = names or [str(label) for label in range(classes)]
+    """Resolve the targets of every image, refusing those that are its predicted class.
+
+    Args:
+        target: one class, several, one row per image, or "all" classes but p.
+    """
+    q = given_targets(target, p, classes)
+    same = (q == p[:, None]).any(1)
+    if bool(same.any()):
+        index = int(same.nonzero()[0])
+        which = f"image {index}" if len(p) > 1 else "the image"
+        raise InputError(f"{which} is {_already_predicted(int(p[index]), names)}")
+    return q
+
+
+def given_targets(
+    target: Any,  # noqa: ANN401 (checked here)
+    p: Int[Tensor, " batch"],
+    classes: int,
+) -> Int[Tensor, "batch targets"]:
+    """Return the targets of every image as given, checked for shape and range only."""
     if isinstance(target, str):
         if target != "all":
             raise InputError(f"target is a class, several classes or 'all', not {target!r}")
@@ -51,10 +73,14 @@ def resolve_targets(
         return every[every != p[:, None]].reshape(len(p), classes - 1)
     if isinstance(target, int):
         target = [target]
-    q = torch.as_tensor(target, device=p.device)
+    try:
+        q = torch.as_tensor(target, device=p.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"targets must be class numbers, not {target!r}") from error
     if q.ndim == 1:
         q = q.expand(len(p), -1)
-    if q.ndim != 2 or len(q) != len(p) or not q.shape[1] or q.is_floating_point():
+    whole = not q.is_floating_point() and q.dtype != torch.bool
+    if q.ndim != 2 or len(q) != len(p) or not q.shape[1] or not whole:
         raise InputError(
             f"targets of {len(p)} images are whole numbers of shape (images, targets), "
             f"not {tuple(q.shape)}"
@@ -64,15 +90,14 @@ def resolve_targets(
         raise InputError(
             f"target {wrong} is out of range: this model's classes are 0 to {classes - 1}"
         )
-    same = (q == p[:, None]).any(1)
-    if bool(same.any()):
-        index = int(same.nonzero()[0])
-        which = f"image {index}" if len(p) > 1 else "the image"
-        raise InputError(
-            f"{which} is already predicted as {names[int(p[index])]}: "
-            "choose another target, or 'all' for every other class"
-        )
     return q.long()
+
+
+def _already_predicted(p: int, names: Sequence[str] | None) -> str:
+    return (
+        f"already predicted as {names[p] if names else p}: "
+        "choose another target, or 'all' for every other class"
+    )
 
 
 def counterfactual(
@@ -115,22 +140,26 @@ def explain(
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
 
+    Images that are already predicted as one of their targets are skipped and reported, unless
+    no image is left.
+
     Args:
-        confidence: the convincing counterfactual is where p(q) is this, instead of at α₁.
-        path: also give the path: at these α, or at so many from x to the convincing one.
-        check: encode the stored 8-bit images once more, so that certificates speak of them.
-        correct: and where a stored image is not read as was asked, correct α and try again.
-        ood: what is usual of the training images, so that others can be told.
+        confidence: place the convincing counterfactual where p(q) is this, instead of at α₁.
+        path: also return the path, at these α, or at this many from x to the counterfactual.
+        check: encode the stored 8-bit images once more, so that certificates are about them.
+        correct: correct α where a stored image is not read as requested; implies `check`.
+        ood: flags images that are out of distribution.
     """
-    if confidence is not None and not (isinstance(confidence, float) and 0 < confidence < 1):
-        raise InputError(f"a confidence lies above 0 and below 1 (0.9 is 90 %), not {confidence}")
-    mu = classifier.mu
-    classes = len(mu)
+    confidence = _checked_confidence(confidence)
+    mu, classes, check = classifier.mu, len(classifier.mu), check or correct
     names = tuple(class_names or (str(label) for label in range(classes)))
     z, log_det = classifier.encode_with_log_det(x)
+    predicted = equations.log_posterior(z, mu).argmax(1)
+    q = given_targets(target, predicted, classes)
+    explained, skipped = _skip_predicted(q, predicted, names)
+    x, z, log_det, q = (each[explained] for each in (x, z, log_det, q))
     log_posterior = equations.log_posterior(z, mu)
     p = log_posterior.argmax(1)
-    q = resolve_targets(target, p, classes, names)
 
     # Everything from here to the decode is closed form in latent space.
     from_class = p[:, None].expand_as(q)
@@ -144,23 +173,26 @@ def explain(
     steps = _steps(path, alpha)
     line = Line(z_line, delta, q)
     every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
-    check = check or correct
-    again, (x_hat, posterior, stored) = _decode(classifier, z, line, every_alpha, check=check)
+    decoded, points = _decode(classifier, z, line, every_alpha, check=check)
 
-    end = Ends(alpha, x_hat[:, :, 1], posterior[:, :, 1], _at(stored, 1), torch.zeros_like(q))
-    points = Points(
-        x_hat[:, :, 2:], posterior[:, :, 2:], None if stored is None else stored[:, :, 2:]
+    tipping, (end_image, end_reading) = points.at(0), points.at(1)
+    end = Ends(
+        end_reading.posterior,
+        end_reading.stored_posterior,
+        alpha=alpha,
+        image=end_image,
+        corrections=torch.zeros_like(q),
     )
+    points = points.at(slice(2, None))
     passes = 3 if check else 2
     if correct:
         end = correct_alpha(classifier, line, end, confidence, reachable)
         if isinstance(path, int) and bool(end.corrections.any()):
-            # The way ends elsewhere now.
+            # The path ends elsewhere now.
             steps = _steps(path, end.alpha)
             _, points = _decode(classifier, z[:0], line, steps, check=True)
             passes += 2
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
-    tipping_point = x_hat[:, :, 0]
     return Explanation(
         x=x,
         p=p,
@@ -169,17 +201,13 @@ def explain(
         alpha_0=alpha_0,
         alpha_1=alpha_1,
         alpha=end.alpha,
-        tipping_point=tipping_point,
+        tipping_point=tipping.image,
         convincing=end.image,
-        tipping_certificate=Certificate(
-            posterior[:, :, 0], _at(stored, 0), clamped_share(tipping_point), q
-        ),
-        convincing_certificate=Certificate(
-            end.posterior, end.stored_posterior, clamped_share(end.image), q
-        ),
-        path=None if path is None else CounterfactualPath(steps, *points, p, q, names),
-        third_class=_third_class(posterior[:, :, 0], from_class, q),
-        round_trip_error=(again - x).abs().flatten(1).amax(1),
+        tipping_certificate=_certificate(tipping.image, tipping.reading, q),
+        convincing_certificate=_certificate(end.image, end, q),
+        path=None if path is None else _as_path(points, steps, p, q, names),
+        third_class=_third_class(tipping.reading.posterior, from_class, q),
+        round_trip_error=(decoded - x).abs().flatten(1).amax(1),
         log_p=log_p,
         out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
@@ -188,35 +216,67 @@ def explain(
         corrections=end.corrections,
         passes=passes,
         class_names=names,
+        indices=explained,
+        skipped=skipped,
     )
 
 
-def _steps(alphas: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
-    """The α of a path: as given, or so many from 0 to the end."""
-    if alphas is None:
+def _checked_confidence(confidence: Any) -> float | None:  # noqa: ANN401
+    """Accept any real number in (0, 1), also NumPy's."""
+    if confidence is None:
+        return None
+    real = isinstance(confidence, numbers.Real) and not isinstance(confidence, bool)
+    if not real or not 0 < float(confidence) < 1:
+        raise InputError(
+            f"a confidence lies above 0 and below 1 (0.9 is 90 %), not {confidence!r}"
+        )
+    return float(confidence)
+
+
+def _skip_predicted(
+    q: Int[Tensor, "batch targets"], p: Int[Tensor, " batch"], names: Sequence[str]
+) -> tuple[Int[Tensor, " explained"], tuple[Skipped, ...]]:
+    """Return the rows that can be explained, and those that already are their target."""
+    same = (q == p[:, None]).any(1)
+    if bool(same.all()):
+        which = "the image is" if len(p) == 1 else "every image is"
+        raise InputError(f"{which} {_already_predicted(int(p[0]), names)}")
+    reasons = {int(row): _already_predicted(int(p[row]), names) for row in same.nonzero()}
+    skipped = tuple(Skipped(row, None, reason) for row, reason in reasons.items())
+    return (~same).nonzero().squeeze(1), skipped
+
+
+def _steps(path: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
+    """The α of a path: those given, or this many from 0 to the end."""
+    if path is None:
         return end.new_zeros((*end.shape, 0))
-    count = alphas if isinstance(alphas, int) else len(alphas)
-    if count * end.numel() > MOST_PICTURES:
+    count = path if isinstance(path, int) else len(path)
+    if count * end.numel() > MAX_PICTURES:
         raise InputError(
             f"a path of {count} steps for {end.numel()} counterfactuals is more than "
-            f"{MOST_PICTURES} pictures at once: take fewer images, targets or steps"
+            f"{MAX_PICTURES} pictures at once: take fewer images, targets or steps"
         )
-    if isinstance(alphas, int):
-        if not 2 <= alphas <= MOST_STEPS:
-            raise InputError(f"a path has 2 to {MOST_STEPS} steps, not {alphas}")
-        return end[..., None] * torch.linspace(0, 1, alphas, dtype=end.dtype, device=end.device)
-    given = torch.as_tensor(alphas, dtype=end.dtype, device=end.device)
-    if given.ndim != 1 or not 1 <= len(given) <= MOST_STEPS or not bool(given.isfinite().all()):
-        raise InputError(f"alphas are 1 to {MOST_STEPS} finite numbers, or how many to take")
+    if isinstance(path, int):
+        if not 2 <= path <= MAX_STEPS:
+            raise InputError(f"a path has 2 to {MAX_STEPS} steps, not {path}")
+        return end[..., None] * torch.linspace(0, 1, path, dtype=end.dtype, device=end.device)
+    given = torch.as_tensor(path, dtype=end.dtype, device=end.device)
+    if given.ndim != 1 or not 1 <= len(given) <= MAX_STEPS or not bool(given.isfinite().all()):
+        raise InputError(f"a path is 1 to {MAX_STEPS} finite values of alpha, or their number")
     return given.expand(*end.shape, -1)
 
 
-class Points(NamedTuple):
-    """Points on the lines: images, what the classifier says of them, and of them stored."""
+class _Points(NamedTuple):
+    """Decoded points on the lines, and their posteriors."""
 
-    image: Float[Tensor, "batch targets points channels height width"]
-    posterior: Float[Tensor, "batch targets points classes"]
-    stored_posterior: Float[Tensor, "batch targets points classes"] | None
+    image: Float[Tensor, "batch targets *points channels height width"]
+    reading: Reading
+
+    def at(self, place: int | slice) -> "_Points":
+        """Select one point of every line, or several."""
+        posterior, stored = self.reading.posterior, self.reading.stored_posterior
+        stored = None if stored is None else stored[:, :, place]
+        return _Points(self.image[:, :, place], Reading(posterior[:, :, place], stored))
 
 
 def _decode(
@@ -226,8 +286,8 @@ def _decode(
     alpha: PerPairSteps,
     *,
     check: bool,
-) -> tuple[Tensor, Points]:
-    """z and all the points z + αΔ, decoded in one call; verified in another."""
+) -> tuple[Tensor, _Points]:
+    """Decode z and all points z + αΔ in one call, and check what would be stored in another."""
     places = (*alpha.shape, -1)
     z_hat = equations.corrected_latent(
         line.z[:, :, None].expand(places), alpha, line.delta[:, :, None].expand(places)
@@ -237,11 +297,26 @@ def _decode(
     posterior = equations.log_posterior(z_hat, classifier.mu).exp()
     stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if check else None
     image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
-    return decoded[: len(z)], Points(image, posterior, stored)
+    return decoded[: len(z)], _Points(image, Reading(posterior, stored))
 
 
-def _at(stored: Tensor | None, place: int) -> Tensor | None:
-    return None if stored is None else stored[:, :, place]
+def _certificate(image: Tensor, reading: Reading, q: Int[Tensor, "batch targets"]) -> Certificate:
+    return Certificate(
+        reading.posterior, reading.stored_posterior, clamped=clamped_share(image), q=q
+    )
+
+
+def _as_path(
+    points: _Points,
+    alphas: PerPairSteps,
+    p: Int[Tensor, " batch"],
+    q: Int[Tensor, "batch targets"],
+    names: tuple[str, ...],
+) -> CounterfactualPath:
+    posterior, stored = points.reading.posterior, points.reading.stored_posterior
+    return CounterfactualPath(
+        posterior, stored, alphas=alphas, images=points.image, p=p, q=q, class_names=names
+    )
 
 
 def _third_class(

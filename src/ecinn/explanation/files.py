@@ -1,94 +1,127 @@
-"""An explanation as files: the picture, the raw counterfactuals, and what was measured as JSON."""
+"""An explanation as JSON, as pictures, and as a file that can be loaded again."""
 
+import dataclasses
+import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
 from torch import Tensor
 
-from ecinn.drawing.pictures import film_bytes, image_array, png_bytes, to_image
+from ecinn.classifier.out_of_distribution import IN_WORDS
+from ecinn.drawing.pictures import (
+    film_bytes,
+    heatmap_array,
+    image_array,
+    percent,
+    png_bytes,
+    to_image,
+)
+from ecinn.errors import InputError
 from ecinn.explanation.path import CounterfactualPath
-from ecinn.explanation.result import Certificate, Explanation
-from ecinn.files import atomic_write
+from ecinn.explanation.reading import Reading
+from ecinn.explanation.result import Certificate, Explanation, Skipped
+from ecinn.files import atomic_write, output_folder
+
+VERSION = 1
+"""Of the JSON; it grows when a key changes its meaning or disappears."""
+TENSORS = "explanation.safetensors"
+JSON = "explanation.json"
+_READINGS = {kind.__name__: kind for kind in (Certificate, CounterfactualPath)}
 
 
-def write_report(
-    folder: Path, name: str, notes: list[str], e: Explanation, *, film: str = "gif"
-) -> dict[str, Any]:
-    """All files of one image; returns what was written and measured."""
-    picture = folder / f"{name}-explanation.png"
-    targets = []
-    for column, q in enumerate(e.q[0].tolist()):
-        label = re.sub(r"[^\w-]+", "_", e.class_names[q])
-        files = {}
-        kinds = [("tipping_point", e.stored_tipping_point), ("convincing", e.stored_convincing)]
-        for kind, stored in kinds:
-            path = folder / f"{name}-to-{label}-{kind.replace('_', '-')}.png"
-            atomic_write(path, png_bytes(to_image(image_array(stored[0, column]))))
-            files[kind] = str(path)
-        targets.append(
-            {
-                "target": e.class_names[q],
-                "alpha_0": float(e.alpha_0[0, column]),
-                "alpha_1": float(e.alpha_1[0, column]),
-                "alpha": float(e.alpha[0, column]),
-                "reachable": bool(e.reachable[0, column]),
-                "highest": None
-                if bool(e.reachable[0, column])
-                else float(e.convincing_certificate.posterior[0, column, q]),
-                "as_asked": bool(e.as_asked[0, column]),
-                "corrections": int(e.corrections[0, column]),
-                "passes": e.passes + 2 * int(e.corrections[0, column]),
-                "third_class": _name_or_none(e, int(e.third_class[0, column])),
-                "tipping_point": _certificate(e, e.tipping_certificate, column)
-                | {"file": files["tipping_point"]},
-                "convincing": _certificate(e, e.convincing_certificate, column)
-                | {"file": files["convincing"]},
-                "film": _write_film(folder / f"{name}-to-{label}-path", e.path, column, film),
-            }
-        )
-    atomic_write(picture, png_bytes(e.picture()))
+def to_dict(e: Explanation) -> dict[str, Any]:
+    """Every number of an explanation as plain Python values."""
     return {
-        "input": name,
-        "notes": notes,
-        "predicted": e.class_names[int(e.p[0])],
-        "posterior": _posterior(e, e.posterior[0]),
-        "log_p": float(e.log_p[0]),
-        "typical": None if e.typical is None else bool(e.typical[0]),
-        "out_of_distribution": list(e.reasons(0)),
-        "round_trip_error": float(e.round_trip_error[0]),
+        "version": VERSION,
+        "model": e.model,
         "confidence": e.confidence,
         "passes": e.passes,
-        "picture": str(picture),
-        "targets": targets,
+        "images": [_image(e, index) for index in range(len(e))],
+        "failures": [dataclasses.asdict(skipped) for skipped in e.skipped],
     }
 
 
-def _write_film(
-    stem: Path, path: CounterfactualPath | None, column: int, kind: str
-) -> dict[str, Any] | None:
-    """The film and the plot of one target's path, and its numbers; None if there is none."""
-    if path is None:
-        return None
-    film, plot = stem.with_name(f"{stem.name}.{kind}"), stem.with_name(f"{stem.name}.png")
-    atomic_write(film, film_bytes(path.film(0, column), kind))
-    atomic_write(plot, png_bytes(path.plot(0, column)))
+def notes(e: Explanation, index: int) -> tuple[str, ...]:
+    """Sentences about one image: how it was read, and warnings about its explanation."""
+    said = list(e.remarks[index]) if e.remarks else []
+    if e.reasons(index):
+        why = ", ".join(IN_WORDS[reason] for reason in e.reasons(index))
+        said.append(f"out of distribution: {why}")
+    for target, q in enumerate(e.q[index].tolist()):
+        name = e.class_names[q]
+        if not bool(e.reachable[index, target]):
+            highest = float(e.convincing_certificate.posterior[index, target, q])
+            said.append(f"to {name}: {percent(highest)} is the highest reachable confidence")
+        elif not bool(e.as_asked[index, target]):
+            winner = e.class_names[int(e.convincing_certificate.winner[index, target])]
+            said.append(f"to {name}: not reached, the counterfactual is predicted as {winner}")
+        third = int(e.third_class[index, target])
+        if third >= 0:
+            said.append(f"to {name}: {e.class_names[third]} wins at the tipping point")
+    return tuple(said)
+
+
+def _image(e: Explanation, index: int) -> dict[str, Any]:
     return {
-        "file": str(film),
-        "plot": str(plot),
-        "alphas": path.alphas[0, column].tolist(),
-        "posterior": dict(zip(path.class_names, path.verdict[0, column].T.tolist(), strict=True)),
+        "index": int(e.indices[index]),
+        "source": e.sources[index] if e.sources else None,
+        "notes": list(notes(e, index)),
+        "predicted": e.class_names[int(e.p[index])],
+        "posterior": _posterior(e, e.posterior[index]),
+        "log_p": float(e.log_p[index]),
+        "typical": None if e.typical is None else bool(e.typical[index]),
+        "out_of_distribution": list(e.reasons(index)),
+        "round_trip_error": float(e.round_trip_error[index]),
+        "targets": [_target(e, index, target) for target in range(e.q.shape[1])],
     }
 
 
-def _certificate(e: Explanation, certificate: Certificate, column: int) -> dict[str, Any]:
+def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
+    q = int(e.q[index, target])
+    reachable = bool(e.reachable[index, target])
+    highest = float(e.convincing_certificate.posterior[index, target, q])
+    third = int(e.third_class[index, target])
+    return {
+        "target": e.class_names[q],
+        "alpha_0": float(e.alpha_0[index, target]),
+        "alpha_1": float(e.alpha_1[index, target]),
+        "alpha": float(e.alpha[index, target]),
+        "reachable": reachable,
+        "highest": None if reachable else highest,
+        "as_asked": bool(e.as_asked[index, target]),
+        "corrections": int(e.corrections[index, target]),
+        "passes": e.passes + 2 * int(e.corrections[index, target]),
+        "third_class": None if third < 0 else e.class_names[third],
+        "tipping_point": _certificate(e, e.tipping_certificate, index, target),
+        "convincing": _certificate(e, e.convincing_certificate, index, target),
+        "path": _path(e, index, target),
+    }
+
+
+def _certificate(
+    e: Explanation, certificate: Certificate, index: int, target: int
+) -> dict[str, Any]:
     stored = certificate.stored_posterior
     return {
-        "posterior": _posterior(e, certificate.posterior[0, column]),
-        "stored_posterior": None if stored is None else _posterior(e, stored[0, column]),
-        "winner": e.class_names[int(certificate.winner[0, column])],
-        "reached": bool(certificate.reached[0, column]),
-        "clamped": float(certificate.clamped[0, column]),
+        "posterior": _posterior(e, certificate.posterior[index, target]),
+        "stored_posterior": None if stored is None else _posterior(e, stored[index, target]),
+        "winner": e.class_names[int(certificate.winner[index, target])],
+        "reached": bool(certificate.reached[index, target]),
+        "clamped": float(certificate.clamped[index, target]),
+    }
+
+
+def _path(e: Explanation, index: int, target: int) -> dict[str, Any] | None:
+    if e.path is None:
+        return None
+    columns = e.path.verdict[index, target].T.tolist()
+    return {
+        "alphas": e.path.alphas[index, target].tolist(),
+        "posterior": dict(zip(e.class_names, columns, strict=True)),
     }
 
 
@@ -96,5 +129,123 @@ def _posterior(e: Explanation, values: Tensor) -> dict[str, float]:
     return dict(zip(e.class_names, values.tolist(), strict=True))
 
 
-def _name_or_none(e: Explanation, label: int) -> str | None:
-    return None if label < 0 else e.class_names[label]
+def write_pictures(
+    e: Explanation, folder: Path, film: str | None = None, names: list[str] | None = None
+) -> dict[str, Any]:
+    """Write the sheet of every image, and every counterfactual, heatmap and film.
+
+    Args:
+        film: "gif" or "webp", to write the paths as films.
+        names: what the files of each image begin with; by default the names of their sources.
+
+    Returns:
+        `to_dict()`, with the path of each file beside what it shows.
+    """
+    if film is not None and e.path is None:
+        raise InputError("a film needs a path: explain with path=24, for example")
+    report = to_dict(e)
+    names = names or file_names(e)
+    for index, (name, image) in enumerate(zip(names, report["images"], strict=True)):
+        limit = e.heatmap_limit(index)
+        for target, described in enumerate(image["targets"]):
+            label = re.sub(r"[^\w-]+", "_", described["target"])
+            stem = folder / f"{name}-to-{label}"
+            shown = {
+                "tipping_point": image_array(e.stored_tipping_point[index, target]),
+                "convincing": image_array(e.stored_convincing[index, target]),
+                "heatmap": heatmap_array(e.heatmap[index, target], limit),
+            }
+            described["heatmap"] = {"full_colour": limit}
+            for kind, array in shown.items():
+                file = stem.with_name(f"{stem.name}-{kind.replace('_', '-')}.png")
+                atomic_write(file, png_bytes(to_image(array)))
+                described[kind]["file"] = str(file)
+            if e.path is not None and film is not None:
+                moving = stem.with_name(f"{stem.name}-path.{film}")
+                plot = stem.with_name(f"{stem.name}-path.png")
+                atomic_write(moving, film_bytes(e.path.film(index, target), film))
+                atomic_write(plot, png_bytes(e.path.plot(index, target)))
+                described["path"] |= {"film": str(moving), "plot": str(plot)}
+        sheet = folder / f"{name}-explanation.png"
+        atomic_write(sheet, png_bytes(e.picture(index)))
+        image["picture"] = str(sheet)
+    return report
+
+
+def file_names(e: Explanation) -> list[str]:
+    """A file name for every image, each used once: that of its source, or its number."""
+    names: list[str] = []
+    for source, index in zip(e.sources or (None,) * len(e), e.indices.tolist(), strict=True):
+        stem = f"image-{index}" if source is None else re.sub(r"[^\w.-]+", "_", Path(source).stem)
+        stem = stem or "image"
+        numbered = (f"{stem}-{number}" for number in itertools.count(2))
+        names.append(next(n for n in itertools.chain([stem], numbered) if n not in names))
+    return names
+
+
+def save(e: Explanation, folder: Path, film: str | None = None) -> dict[str, Any]:
+    """Write pictures, JSON and tensors; see `Explanation.save`."""
+    output_folder(folder)
+    report = write_pictures(e, folder, film)
+    atomic_write(folder / JSON, json.dumps(report, indent=1, ensure_ascii=False).encode())
+    tensors: dict[str, Tensor] = {}
+    about = _flatten(e, "", tensors)
+    data = safetensors.save(tensors, {"explanation": json.dumps({"version": VERSION, **about})})
+    atomic_write(folder / TENSORS, data)
+    return report
+
+
+def load(path: Path) -> Explanation:
+    """Read what `save` wrote, from its folder or from the safetensors file itself."""
+    file = path / TENSORS if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{path} holds no explanation: give a folder that `save` wrote")
+    try:
+        with safe_open(file, "pt") as opened:
+            about = json.loads((opened.metadata() or {})["explanation"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        if about.pop("version") != VERSION:
+            raise InputError(f"{file} was saved by another version of ecinn: explain again")
+        restored = _unflatten(about, "", tensors)
+        restored["skipped"] = tuple(Skipped(**skipped) for skipped in restored["skipped"])
+        restored["remarks"] = tuple(tuple(remarks) for remarks in restored["remarks"])
+        return Explanation(**restored)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{file} is damaged or not an explanation: save it again") from error
+
+
+def _flatten(value: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:  # noqa: ANN401
+    """Move all tensors of a dataclass into one dictionary; return what is left."""
+    left: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        name, item = f"{prefix}{field.name}", getattr(value, field.name)
+        if isinstance(item, Tensor):
+            tensors[name] = item.detach().cpu().contiguous().clone()
+        elif isinstance(item, Reading):
+            kind = type(item).__name__
+            left[field.name] = {"kind": kind, **_flatten(item, f"{name}.", tensors)}
+        elif isinstance(item, tuple):
+            left[field.name] = [
+                dataclasses.asdict(each) if isinstance(each, Skipped) else each for each in item
+            ]
+        else:
+            left[field.name] = item
+    return left
+
+
+def _unflatten(left: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the fields that `_flatten` took apart."""
+    fields: dict[str, Any] = {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+    }
+    for name, item in left.items():
+        if isinstance(item, dict):
+            kind = _READINGS[item.pop("kind")]
+            fields[name] = kind(**_unflatten(item, f"{prefix}{name}.", tensors))
+        else:
+            fields[name] = tuple(item) if isinstance(item, list) else item
+    return fields

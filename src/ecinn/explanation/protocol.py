@@ -1,4 +1,4 @@
-"""All that the method asks of a network, so that it can be tested on a rotation."""
+"""The protocol that ECINN requires of a network, so that it can be tested on a rotation."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 @runtime_checkable
 class InvertibleClassifier(Protocol):
-    """All that ECINN asks of a network."""
+    """Three members are all that ECINN needs of a network."""
 
     @property
     def mu(self) -> Tensor:

@@ -1,7 +1,12 @@
-"""What ECINN answers, as data and as a picture."""
+"""An explanation: counterfactuals, heatmaps and certificates of a batch of images."""
 
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
@@ -10,64 +15,71 @@ from ecinn import equations
 from ecinn.classifier.out_of_distribution import REASONS
 from ecinn.drawing import pictures
 from ecinn.explanation.path import CounterfactualPath
+from ecinn.explanation.reading import Reading
+from ecinn.pixels import Images as Images
 from ecinn.pixels import to_uint8
 
-Images = Float[Tensor, "batch channels height width"]
 PerPair = Float[Tensor, "batch targets"]
 PerPairImages = Float[Tensor, "batch targets channels height width"]
+PerPairStored = UInt8[Tensor, "batch targets channels height width"]
 
 
 @dataclass(frozen=True)
 class Counterfactuals:
-    """What any method of counterfactuals answers: an image for every image and target."""
+    """The answer of any counterfactual method: one image for every input and target."""
 
     x: Images
     p: Int[Tensor, " batch"]
     q: Int[Tensor, "batch targets"]
     images: PerPairImages
-    """x̂ as the method gives it, before it is clamped and rounded to 8 bits."""
+    """x̂ before clamping and rounding to 8 bits."""
     passes: Int[Tensor, "batch targets"]
-    """Network evaluations it took; forward, inverse and backward count one each."""
+    """Network evaluations; forward, inverse and backward count one each."""
     failed: Bool[Tensor, "batch targets"]
-    """Where the method itself found nothing; the image is then the best it had."""
+    """True where the method gave up; the image is then the best it found."""
 
     @property
-    def stored(self) -> UInt8[Tensor, "batch targets channels height width"]:
+    def stored(self) -> PerPairStored:
         """The counterfactuals as 8-bit images."""
         return to_uint8(self.images)
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What is known about one kind of counterfactual, for every image and target."""
+class Certificate(Reading):
+    """Posteriors of one kind of counterfactual, before and after storing, and what was clamped."""
 
-    posterior: Float[Tensor, "batch targets classes"]
-    """p(y|x̂) of the counterfactual as computed, before it is rounded to 8 bits."""
-    stored_posterior: Float[Tensor, "batch targets classes"] | None
-    """p(y) of the stored 8-bit image, from a forward pass of its own; None if not verified."""
     clamped: PerPair
-    """Share of pixels outside [0, 1] that had to be clamped to store the image."""
+    """Share of pixels outside [0, 1], which were clamped to store the image."""
     q: Int[Tensor, "batch targets"]
 
     @property
-    def verdict(self) -> Float[Tensor, "batch targets classes"]:
-        """The best that is known of p(y): of the stored image where it was verified."""
-        return self.posterior if self.stored_posterior is None else self.stored_posterior
-
-    @property
     def winner(self) -> Int[Tensor, "batch targets"]:
-        """The class that the classifier says."""
+        """The predicted class."""
         return self.verdict.argmax(-1)
 
     @property
     def reached(self) -> Bool[Tensor, "batch targets"]:
-        """Whether q is what the classifier says."""
+        """True where q is the predicted class."""
         return self.winner == self.q
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """An image that was left out of an explanation, with the reason."""
+
+    index: int
+    """Its place among the given images."""
+    source: str | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
-    """Why each image x is p and not q: both counterfactuals, their heatmap, their certificates."""
+    """Why each image x is p and not q: counterfactuals, heatmaps and their certificates.
+
+    Behaves like a sequence of explanations of single images: `len(e)`, `e[0]`, `e[2:5]` and
+    iteration work, and `==` compares all values.
+    """
 
     x: Images
     p: Int[Tensor, " batch"]
@@ -78,135 +90,205 @@ class Explanation:
     alpha_1: PerPair
     """The paper's 4/5 + α₀/2."""
     alpha: PerPair
-    """Where the convincing counterfactual is: α₁, or where the asked confidence is obtained."""
+    """α of the convincing counterfactual: α₁, or the α that gives the requested confidence."""
     tipping_point: PerPairImages
     convincing: PerPairImages
     tipping_certificate: Certificate
     convincing_certificate: Certificate
     third_class: Int[Tensor, "batch targets"]
-    """The class that wins at the tipping point where neither p nor q does, else −1."""
+    """The class that wins at the tipping point if it is neither p nor q, else −1."""
     round_trip_error: Float[Tensor, " batch"]
     """max |x − f⁻¹(f(x))| in pixels of [0, 1]."""
     log_p: Float[Tensor, " batch"]
     """log p(x) of the input, pixels in [0, 1]."""
     out_of_distribution: Bool[Tensor, "batch reasons"] | None
-    """For every one of `REASONS`, whether it calls the input unlike the training images; None if
-    what they are like is not known."""
+    """For each of `REASONS`, true where it flags the input; None without an OOD detector."""
     confidence: float | None
-    """The p(q) that was asked for; None for α₁."""
+    """The requested p(q); None for α₁."""
     reachable: Bool[Tensor, "batch targets"]
-    """Whether that confidence can be had on the line; where not, the highest is what is given."""
+    """True where that confidence exists on the line; elsewhere α is that of the highest p(q)."""
     as_asked: Bool[Tensor, "batch targets"]
-    """Whether the classifier says what was asked: q, and where a confidence was asked for, that
-    within 0.05 (q need not win at one half or less)."""
+    """True where the verdict fulfils the request: q wins, and its probability is within 0.05 of
+    the requested confidence, if there is one (then q need not win at one half or less)."""
     corrections: Int[Tensor, "batch targets"]
-    """How often α was corrected because the stored image was not read as was asked."""
+    """Number of times α was corrected."""
     path: CounterfactualPath | None
-    """The way from x to the counterfactual, where it was asked for."""
+    """The path from x to the counterfactual, if requested."""
     passes: int
-    """Network evaluations, each of whole batches: encode, decode, and one to verify. Every
-    correction of a pair takes two further ones."""
+    """Network evaluations of the whole batch: encode, decode, and one for the check. Every
+    correction of a pair takes two more."""
     class_names: tuple[str, ...]
+    indices: Int[Tensor, " batch"]
+    """The place of each image among the given ones, of which some may have been skipped."""
+    skipped: tuple[Skipped, ...] = ()
+    """Images that are already predicted as a target."""
+    model: str | None = None
+    sources: tuple[str | None, ...] = ()
+    """The full path of each image that came from a file; empty if none did."""
+    remarks: tuple[tuple[str, ...], ...] = ()
+    """What was done to each image to read it, such as inverting or resizing; empty if nothing."""
 
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:
-        """Whether the input is like nearly all training images."""
+        """True where the OOD detector flags nothing."""
         return None if self.out_of_distribution is None else ~self.out_of_distribution.any(1)
 
-    def reasons(self, row: int) -> tuple[str, ...]:
-        """What makes an input unlike the training images."""
+    def reasons(self, index: int) -> tuple[str, ...]:
+        """Reasons why an input is out of distribution; empty if it is not."""
         if self.out_of_distribution is None:
             return ()
-        return tuple(
-            r for r, yes in zip(REASONS, self.out_of_distribution[row], strict=True) if yes
-        )
+        flags = self.out_of_distribution[index]
+        return tuple(reason for reason, flag in zip(REASONS, flags, strict=True) if flag)
+
+    @property
+    def notes(self) -> tuple[tuple[str, ...], ...]:
+        """For each image: what was done to read it, and what a reader should be warned of."""
+        from ecinn.explanation.files import notes
+
+        return tuple(notes(self, index) for index in range(len(self)))
 
     @property
     def heatmap(self) -> PerPairImages:
-        """Eq. 4 at α: what the convincing counterfactual adds (positive) and takes away."""
+        """Eq. 4 at α: what the convincing counterfactual adds (positive) and removes."""
         return equations.heatmap(self.x[:, None].expand_as(self.convincing), self.convincing)
 
+    def heatmap_limit(self, index: int) -> float:
+        """The value drawn in full colour: one scale for all targets, so that maps compare."""
+        return max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[index])
+
     @property
-    def stored_tipping_point(self) -> UInt8[Tensor, "batch targets channels height width"]:
+    def stored_tipping_point(self) -> PerPairStored:
         """The tipping points as 8-bit images."""
         return to_uint8(self.tipping_point)
 
     @property
-    def stored_convincing(self) -> UInt8[Tensor, "batch targets channels height width"]:
+    def stored_convincing(self) -> PerPairStored:
         """The convincing counterfactuals as 8-bit images."""
         return to_uint8(self.convincing)
 
     def picture(self, index: int | None = None) -> Image.Image:
-        """Input, tipping point, convincing counterfactual and heatmap; a column per target.
+        """Draw input, tipping point, counterfactual and heatmap, one column per target.
 
         Args:
             index: which image; by default all of them, one sheet below the other.
         """
-        rows = range(len(self.x)) if index is None else [index]
+        from ecinn.explanation.sheet import explanation_sheet
+
+        rows = range(len(self)) if index is None else [index]
         tile = pictures.tile_for(self.x.shape[-1])
-        sheets = [pictures.draw(self._sheet(row), tile) for row in rows]
-        return pictures.below_each_other(sheets)
-
-    def _sheet(self, row: int) -> pictures.Sheet:
-        source = int(self.p[row])
-        name = self.class_names[source]
-        reasons = ", ".join(self.reasons(row))
-        caution = f"Caution: unlike the pictures the model was trained on ({reasons})."
-        other = f"“{self.class_names[int(self.q[row, 0])]}”" if self.q.shape[1] == 1 else "…"
-        end = ("convincing", "read as the other")
-        if self.confidence is not None:
-            end = ("as asked", f"{100 * self.confidence:g} % of the other")
-        return pictures.Sheet(
-            title=f"Why is this “{name}”, and not {other}?",
-            caution=caution if reasons else "",
-            rows=(
-                ("input", f"{name}  {pictures.percent(float(self.posterior[row, source]))}"),
-                ("tipping point", f"“{name}” and the other\ntie, but for rounding"),
-                end,
-                (
-                    "heatmap",
-                    "red: light added\nblue: taken away\n"
-                    f"full colour: ±{100 * self._limit(row):.2g} %\nbelow it: alpha",
-                ),
-            ),
-            columns=tuple(self._column(row, column) for column in range(self.q.shape[1])),
+        return pictures.below_each_other(
+            [pictures.draw(explanation_sheet(self, row), tile) for row in rows]
         )
 
-    def _column(self, row: int, column: int) -> tuple[pictures.Cell, ...]:
-        name, q = self.class_names, int(self.q[row, column])
-        limit = self._limit(row)
-        alphas = f"tips {self.alpha_0[row, column]:.2f}, ends {self.alpha[row, column]:.2f}"
-        shown = int(self.convincing_certificate.winner[row, column])
-        missed = shown != q
-        if self.confidence is not None:
-            shown, missed = q, not bool(self.as_asked[row, column])
-        share = float(self.convincing_certificate.verdict[row, column, shown])
-        return (
-            pictures.Cell(pictures.image_array(to_uint8(self.x[row])), f"to {name[q]}"),
-            pictures.Cell(
-                pictures.image_array(self.stored_tipping_point[row, column]),
-                *self._tie(row, column),
-            ),
-            pictures.Cell(
-                pictures.image_array(self.stored_convincing[row, column]),
-                f"{name[shown]}  {pictures.percent(share)}",
-                missed,
-            ),
-            pictures.Cell(pictures.heatmap_array(self.heatmap[row, column], limit), alphas),
-        )
+    def to_dict(self) -> dict[str, Any]:
+        """Return every number as plain Python values: the JSON of the command line and the API."""
+        from ecinn.explanation.files import to_dict
 
-    def _limit(self, row: int) -> float:
-        """What gets full colour: one scale for all targets, so that the maps can be compared."""
-        return max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[row])
+        return to_dict(self)
 
-    def _tie(self, row: int, column: int) -> tuple[str, bool]:
-        """Both probabilities at the tipping point, or the third class that wins there."""
-        verdict = self.tipping_certificate.verdict[row, column]
-        third = int(self.third_class[row, column])
-        if third >= 0:
-            return f"here {self.class_names[third]} wins", True
-        pair = (int(self.p[row]), int(self.q[row, column]))
-        return "  ".join(f"{self.class_names[y]}: {100 * verdict[y]:.0f} %" for y in pair), False
+    def save(self, folder: str | Path, *, film: str | None = None) -> dict[str, Any]:
+        """Write pictures, `explanation.json` and `explanation.safetensors` into a folder.
+
+        Args:
+            film: "gif" or "webp" to write the path as a film; needs an explanation with a path.
+
+        Returns:
+            The contents of the JSON file: `to_dict()` with the names of all files.
+        """
+        from ecinn.explanation.files import save
+
+        return save(self, Path(folder), film)
+
+    @staticmethod
+    def load(folder: str | Path) -> "Explanation":
+        """Read an explanation that `save` wrote; equal to the saved one."""
+        from ecinn.explanation.files import load
+
+        return load(Path(folder))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int | slice) -> "Explanation":
+        rows = range(len(self))[index]
+        chosen = [rows] if isinstance(rows, int) else list(rows)
+        selected = {
+            field.name: _rows(getattr(self, field.name), chosen)
+            for field in dataclasses.fields(self)
+        }
+        for name in ("sources", "remarks"):
+            values = getattr(self, name)
+            selected[name] = tuple(values[row] for row in chosen) if values else ()
+        return Explanation(**selected)
+
+    def __iter__(self) -> Iterator["Explanation"]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Explanation) and _equal(self, other)
+
+    def __repr__(self) -> str:
+        images = "image" if len(self) == 1 else "images"
+        lines = [f"Explanation of {len(self)} {images}" + (f" by {self.model}" * bool(self.model))]
+        names = self.class_names
+        for index in range(len(self)):
+            p, ends = int(self.p[index]), []
+            for target, q in enumerate(self.q[index].tolist()):
+                share = float(self.convincing_certificate.verdict[index, target, q])
+                ends.append(f"{names[q]} ({pictures.percent(share)})")
+            source = Path(self.sources[index] or "").name if self.sources else ""
+            head = f"  {source or int(self.indices[index])}: {names[p]}"
+            sure = pictures.percent(float(self.posterior[index, p]))
+            lines.append(f"{head} ({sure}) → {', '.join(ends)}")
+        lines += [f"  {skipped.index}: skipped, {skipped.reason}" for skipped in self.skipped]
+        return "\n".join(lines)
 
     def _repr_png_(self) -> bytes:
         return pictures.png_bytes(self.picture())
+
+
+def join(parts: Sequence[Explanation]) -> Explanation:
+    """Concatenate explanations of the same model, options and number of targets."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = {
+        field.name: _concatenate([getattr(part, field.name) for part in parts])
+        for field in dataclasses.fields(Explanation)
+    }
+    joined["passes"] = max(part.passes for part in parts)
+    for name in ("skipped", "sources", "remarks"):
+        joined[name] = tuple(value for part in parts for value in getattr(part, name))
+    return Explanation(**joined)
+
+
+def _rows(value: Any, rows: list[int]) -> Any:  # noqa: ANN401
+    """Select rows of every tensor inside."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, Reading):
+        return dataclasses.replace(value, **_map_fields(value, lambda v: _rows(v, rows)))
+    return value
+
+
+def _concatenate(values: list[Any]) -> Any:  # noqa: ANN401
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(values)
+    if isinstance(first, Reading):
+        names = [field.name for field in dataclasses.fields(first)]
+        parts = {name: _concatenate([getattr(v, name) for v in values]) for name in names}
+        return dataclasses.replace(first, **parts)
+    return first
+
+
+def _map_fields(value: Reading, function: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    return {f.name: function(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401
+    """Compare tensors by value, dataclasses field by field."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
+    if isinstance(a, Reading | Explanation) and type(a) is type(b):
+        return all(_equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return type(a) is type(b) and bool(a == b)

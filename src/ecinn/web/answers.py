@@ -1,6 +1,7 @@
 """Explanations as the service answers them: JSON with PNGs, a zip of files, a film, a sheet."""
 
 import base64
+import dataclasses
 import io
 import json
 import tempfile
@@ -15,11 +16,11 @@ from ecinn import equations
 from ecinn.classifier.out_of_distribution import REASONS
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
-from ecinn.explanation.files import write_report
+from ecinn.explanation.files import write_pictures
 from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_uint8
 from ecinn.web import words
-from ecinn.web.passes import Reading, only
+from ecinn.web.passes import Reading
 
 
 def predictions(reading: Reading) -> list[dict[str, Any]]:
@@ -63,17 +64,12 @@ def archive(e: Explanation, notes: Sequence[tuple[str, ...]]) -> bytes:
     ):
         folder = Path(place)
         for row, remarks in enumerate(notes):
-            one = only(e, slice(row, row + 1))
+            one = e[row]
             name = f"picture-{row + 1}"
-            report = write_report(folder, name, list(remarks), one)
-            for column, target in enumerate(report["targets"]):
-                stem = Path(target["convincing"]["file"]).name.removesuffix("-convincing.png")
-                target["heatmap"] = {"file": f"{stem}-heatmap.png"}
-                limit = _limit(one, 0)
-                array = pictures.heatmap_array(one.heatmap[0, column], limit)
-                drawn = pictures.png_bytes(pictures.to_image(array))
-                files.writestr(f"{stem}-heatmap.png", drawn)
-                for kind in ("tipping_point", "convincing"):
+            one = dataclasses.replace(one, remarks=(tuple(remarks),))
+            report = write_pictures(one, folder, names=[name])["images"][0]
+            for target in report["targets"]:
+                for kind in ("tipping_point", "convincing", "heatmap"):
                     target[kind]["file"] = Path(target[kind]["file"]).name
             report["picture"] = Path(report["picture"]).name
             files.writestr(

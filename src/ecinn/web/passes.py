@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.errors import InputError
-from ecinn.explanation.correction import stored_posterior
 from ecinn.explanation.counterfactual import explain, resolve_targets
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.reading import stored_posterior
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.web.network import EncodedNetwork
@@ -113,7 +113,7 @@ def explain_jointly(
         )
         parts = _slices([questions[place].pixels for place in places])
         for place, part in zip(places, parts, strict=True):
-            answers[place] = _finite(only(explanation, part))
+            answers[place] = _finite(explanation[part])
     return _with_paths(model, network, questions, answers, [z[rows] for rows in slices])
 
 
@@ -151,13 +151,13 @@ def _with_paths(
         assert isinstance(e, Explanation)
         posterior = equations.log_posterior(z_hat, network.mu).exp()
         path = CounterfactualPath(
-            alphas,
-            images[rows].reshape(*alphas.shape, *images.shape[1:]),
             posterior,
             stored[rows].reshape(posterior.shape),
-            e.p,
-            e.q,
-            e.class_names,
+            alphas=alphas,
+            images=images[rows].reshape(*alphas.shape, *images.shape[1:]),
+            p=e.p,
+            q=e.q,
+            class_names=e.class_names,
         )
         done[place] = _finite(dataclasses.replace(e, path=path))
     return done
@@ -171,16 +171,6 @@ def steps(question: Question, e: Explanation) -> Float[Tensor, "batch targets st
     even = torch.linspace(0, BEYOND, question.frames, dtype=e.alpha.dtype)
     marks = torch.stack([e.alpha_0, e.alpha], -1)
     return torch.cat([e.alpha[..., None] * even, marks], -1).sort(-1).values
-
-
-def only(value: Any, rows: slice) -> Any:  # noqa: ANN401
-    """The same of some of the pictures: every tensor in it has a row for each."""
-    if isinstance(value, Tensor):
-        return value[rows]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: only(getattr(value, f.name), rows) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
 
 
 def _targets(

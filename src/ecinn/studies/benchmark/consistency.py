@@ -10,7 +10,8 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct_alpha, stored_posterior
+from ecinn.explanation.correction import Ends, Line, correct_alpha
+from ecinn.explanation.reading import stored_posterior
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics.counterfactuals import (
     ConfidenceConsistency,
@@ -144,7 +145,8 @@ def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
             stored = stored_posterior(classifier, image)[:, None]
             expected = equations.log_posterior(moved, classifier.mu).exp()
             # p is where the same line leads to when it is walked backwards.
-            ends = Ends(-alpha, image[:, None], expected, stored, torch.zeros_like(p))
+            none = torch.zeros_like(p)
+            ends = Ends(expected, stored, alpha=-alpha, image=image[:, None], corrections=none)
             better = correct_alpha(classifier, Line(z, -delta, p), ends, level, reachable)
             assert better.stored_posterior is not None
             plain.append(stored.gather(2, p[..., None])[:, 0])

@@ -1,0 +1,76 @@
+"""An explanation as a sheet of pictures with captions."""
+
+from ecinn.drawing import pictures
+from ecinn.drawing.pictures import Cell, Sheet, percent
+from ecinn.explanation.result import Explanation
+from ecinn.pixels import to_uint8
+
+
+def explanation_sheet(e: Explanation, row: int) -> Sheet:
+    """Lay out one image: input, tipping point, counterfactual and heatmap for every target."""
+    p = int(e.p[row])
+    name = e.class_names[p]
+    reasons = ", ".join(e.reasons(row))
+    target = f"“{e.class_names[int(e.q[row, 0])]}”" if e.q.shape[1] == 1 else "…"
+    end = ("convincing", "predicted as the target")
+    if e.confidence is not None:
+        end = ("as requested", f"{100 * e.confidence:g} % for the target")
+    return Sheet(
+        title=f"Why is this “{name}”, and not {target}?",
+        caution=f"Caution: this image is out of distribution ({reasons})." if reasons else "",
+        rows=(
+            ("input", f"{name}  {percent(float(e.posterior[row, p]))}"),
+            ("tipping point", f"“{name}” and the target\ntie before rounding"),
+            end,
+            (
+                "heatmap",
+                "red: lighter\nblue: darker\n"
+                f"full colour: ±{scale(e.heatmap_limit(row))}\nbelow it: alpha",
+            ),
+        ),
+        columns=tuple(_column(e, row, column) for column in range(e.q.shape[1])),
+    )
+
+
+def scale(limit: float) -> str:
+    """A change of brightness in percent, with two significant digits.
+
+    >>> scale(1.0), scale(0.25), scale(0.0312)
+    ('100 %', '25 %', '3.1 %')
+    """
+    value = 100 * limit
+    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
+
+
+def _column(e: Explanation, row: int, column: int) -> tuple[Cell, ...]:
+    names, q = e.class_names, int(e.q[row, column])
+    alphas = f"tips {e.alpha_0[row, column]:.2f}, ends {e.alpha[row, column]:.2f}"
+    shown = int(e.convincing_certificate.winner[row, column])
+    missed = shown != q
+    if e.confidence is not None:
+        shown, missed = q, not bool(e.as_asked[row, column])
+    share = float(e.convincing_certificate.verdict[row, column, shown])
+    heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))
+    return (
+        Cell(pictures.image_array(to_uint8(e.x[row])), f"to {names[q]}"),
+        Cell(
+            pictures.image_array(e.stored_tipping_point[row, column]),
+            *_tipping_caption(e, row, column),
+        ),
+        Cell(
+            pictures.image_array(e.stored_convincing[row, column]),
+            f"{names[shown]}  {percent(share)}",
+            missed,
+        ),
+        Cell(heatmap, alphas),
+    )
+
+
+def _tipping_caption(e: Explanation, row: int, column: int) -> tuple[str, bool]:
+    """Both probabilities at the tipping point, or a warning that a third class wins there."""
+    verdict = e.tipping_certificate.verdict[row, column]
+    third = int(e.third_class[row, column])
+    if third >= 0:
+        return f"{e.class_names[third]} wins here", True
+    pair = (int(e.p[row]), int(e.q[row, column]))
+    return "  ".join(f"{e.class_names[y]}: {100 * verdict[y]:.0f} %" for y in pair), False
