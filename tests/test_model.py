@@ -11,8 +11,8 @@ import ecinn
 from ecinn import equations
 from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.data.dataset import load_dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
 from ecinn.data.mnist import load_mnist
+from ecinn.data.planted import FAKE_MNIST_CUE
 from ecinn.errors import InputError
 from ecinn.metrics.counterfactuals import elastic_net, share_inside
 from ecinn.model import Model, load

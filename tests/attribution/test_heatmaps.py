@@ -1,19 +1,19 @@
-"""Heatmaps against closed forms, against Captum's own classes, and what they cost."""
+"""Heatmaps against closed forms, against Captum's own classes, and their cost."""
 
-import contextlib
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ecinn.attribution.heatmaps import METHODS, Heatmaps, HeatmapSettings, ecinn_heatmaps, heatmaps
-from ecinn.attribution.scores import DensityLogits, ExplainedINN, LinearLogits
+from ecinn.attribution import METHODS, Attribution, HeatmapSettings, attribute
+from ecinn.attribution.heatmaps import Heatmaps, ecinn_heatmaps, heatmaps
+from ecinn.attribution.scores import ExplainedINN, FlowLogits
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import explain
-from helpers.builders import randomise
+from ecinn.pixels import to_pixels
+from helpers.builders import RotationClassifier, random_images, randomise, small_cnn, small_model
 
 GRADIENT_METHODS = METHODS[1:]
 FEW = HeatmapSettings(steps=6, baselines=3, samples=4, noise=0.05)
@@ -43,7 +43,7 @@ class SharedLog(list[tuple[str, int]]):
 
 
 class Spy(nn.Module):
-    """A network's scores; notes batch sizes on the way forward and on the way back."""
+    """A network's scores; logs the batch sizes of forward and backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,29 +119,25 @@ def test_ecinn_is_the_explanations_heatmap(inn, x) -> None:
         assert h.convergence_delta is None
 
 
-def test_ecinn_takes_one_encode_and_one_decode(inn, x, monkeypatch) -> None:
-    calls = []
-    for name in ("encode_with_log_det", "decode"):
-        own = getattr(inn.classifier, name)
-        spied = lambda v, name=name, own=own: calls.append(name) or own(v)  # noqa: E731
-        monkeypatch.setattr(inn.classifier, name, spied)
-    h = ecinn_heatmaps(inn.classifier, inn.mu_bar, x, P, Q)
-    assert calls == ["encode_with_log_det", "decode"]
-    assert h.passes == len(calls)
+def test_ecinn_takes_one_encode_and_one_decode(uniform) -> None:
+    rotation = RotationClassifier()
+    h = ecinn_heatmaps(rotation, rotation.mu_bar, uniform(5, 1, 2, 3), P, Q)
+    assert rotation.calls == {"encode": 1, "decode": 1}
+    assert h.passes == 2
 
 
 def test_both_logits_have_the_posterior_of_eq_2(inn, x) -> None:
     z = inn.classifier.encode(x)
     gauss = torch.distributions.MultivariateNormal(inn.classifier.mu, torch.eye(64).double())
     log_density = gauss.log_prob(z[:, None])
-    of_linear, of_density = (kind(inn.classifier)(x) for kind in (LinearLogits, DensityLogits))
-    torch.testing.assert_close(of_linear.log_softmax(1), log_density.log_softmax(1))
-    torch.testing.assert_close(of_density, log_density + 32 * np.log(2 * np.pi))
-    assert (of_linear - of_density).abs().min() > 1
+    linear, density = (FlowLogits(inn.classifier, logit)(x) for logit in ("linear", "density"))
+    torch.testing.assert_close(linear.log_softmax(1), log_density.log_softmax(1))
+    torch.testing.assert_close(density, log_density + 32 * np.log(2 * np.pi))
+    assert (linear - density).abs().min() > 1
 
 
 def test_integrated_gradients_of_a_quadratic(ask, x, uniform) -> None:
-    """∇F is linear, so its mean on the way is its value half way; two steps are exact."""
+    """∇F is linear, so its mean along the path is its value at the middle: two steps are exact."""
     network, baseline, two = Quadratic(), uniform(1, 8, 8), HeatmapSettings(steps=2)
     h = ask(network, "integrated_gradients", baseline=baseline, settings=two)
     a, b = ((k[Q] - k[P]).detach() for k in (network.a, network.b))
@@ -202,7 +198,7 @@ def test_integrated_gradients_accounts_for_all_of_a_flow(inn, ask, x, logit) -> 
 
 
 def test_deep_lift_is_worse_with_the_density_logit(inn, ask) -> None:
-    """Its square is no module, so DeepLift takes the gradient at x for the whole way."""
+    """The square is not a module, so DeepLift takes the gradient at x for the whole path."""
 
     def incomplete(logit: str) -> Tensor:
         h = ask(ExplainedINN(inn.classifier, inn.mu_bar, logit), "deep_lift")
@@ -242,7 +238,7 @@ def test_gradient_shap_of_a_linear_network_has_the_right_mean(ask, x, pool) -> N
     many = HeatmapSettings(samples=3000, noise=0.2)
     h = ask(network, "gradient_shap", settings=many, batch_size=3000)
     torch.testing.assert_close(h.maps / slope, x - pool.mean(0), atol=0.04, rtol=0)
-    # Without noise nothing is left to chance but the baselines, and of those it knows.
+    # Without noise only the baselines are random, and those enter the output change too.
     torch.testing.assert_close(ask(network, "gradient_shap").convergence_delta, ZERO)
 
 
@@ -257,14 +253,14 @@ def test_noise_is_of_the_asked_size(ask, x) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_swapping_p_and_q_and_the_order_of_images(inn, x, pool, method) -> None:
-    there = heatmaps(inn, x, P, Q, method, baselines=pool, settings=FEW).maps
+    maps = heatmaps(inn, x, P, Q, method, baselines=pool, settings=FEW).maps
     if method != "ecinn":
-        back = heatmaps(inn, x, Q, P, method, baselines=pool, settings=FEW).maps
-        torch.testing.assert_close(there, -back)
-    if method != "gradient_shap":  # draws are by place
+        swapped = heatmaps(inn, x, Q, P, method, baselines=pool, settings=FEW).maps
+        torch.testing.assert_close(maps, -swapped)
+    if method != "gradient_shap":  # its draws depend on the position
         flipped = (tensor.flip(0) for tensor in (x, P, Q))
-        turned = heatmaps(inn, *flipped, method, baselines=pool, settings=FEW).maps
-        torch.testing.assert_close(turned.flip(0), there)
+        reversed_ = heatmaps(inn, *flipped, method, baselines=pool, settings=FEW).maps
+        torch.testing.assert_close(reversed_.flip(0), maps)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -282,7 +278,7 @@ def test_batch_size_and_inference_mode_change_nothing(inn, ask, x, pool, method)
 
 
 def test_a_batch_larger_than_the_classifier_takes_at_once(inn, uniform) -> None:
-    """It cuts its own batches at 128, which would part images from their baselines."""
+    """The classifier splits batches at 128, which would separate images from their baselines."""
     x = uniform(70, 1, 8, 8)
     p, q = torch.zeros(70).long(), torch.ones(70).long()
     large = heatmaps(inn, x, p, q, "deep_lift", batch_size=140).maps
@@ -291,7 +287,7 @@ def test_a_batch_larger_than_the_classifier_takes_at_once(inn, uniform) -> None:
 
 @pytest.mark.parametrize("method", GRADIENT_METHODS)
 @pytest.mark.parametrize("batch_size", [2, 5, 16])
-def test_passes_and_memory_are_what_is_said(ask, method, batch_size) -> None:
+def test_passes_and_batch_sizes_are_counted(ask, method, batch_size) -> None:
     spy = Spy()
     h = ask(spy, method, settings=FEW, batch_size=batch_size)
     baselines = 3 if "shap" in method else 1
@@ -301,7 +297,7 @@ def test_passes_and_memory_are_what_is_said(ask, method, batch_size) -> None:
 
 
 @pytest.mark.parametrize("method", ["deep_lift_shap", "gradient_shap"])
-def test_chance_comes_from_the_generator_alone(inn, ask, method) -> None:
+def test_all_randomness_comes_from_the_generator(inn, ask, method) -> None:
     torch_state = torch.get_rng_state()
     numpy_state = np.random.get_state()[1].copy()  # noqa: NPY002
     first, again, other = (
@@ -352,7 +348,7 @@ def test_without_captum_two_methods_still_work(inn, ask, monkeypatch) -> None:
     ("change", "says"),
     [
         ({"method": "lime"}, "one of ecinn, integrated_gradients"),
-        ({"q": torch.tensor([1, 2, 2, 2, 0])}, "image 2 has p = q"),
+        ({"q": torch.tensor([1, 2, 2, 2, 0])}, "image 2 is already of the target class"),
         ({"q": torch.tensor([1, 2, 3, 2, 0])}, "classes 0 to 2"),
         ({"q": torch.tensor([1, 2, 3, 2, 0]), "method": "ecinn"}, "classes 0 to 2"),
         ({"p": torch.tensor([0, 1])}, "5 images"),
@@ -366,35 +362,25 @@ def test_without_captum_two_methods_still_work(inn, ask, monkeypatch) -> None:
         ({"x": torch.full((5, 1, 8, 8), 254.0)}, "not up to 254"),
         ({"x": torch.zeros(5, 3, 8, 8)}, r"reads images of shape \(1, 8, 8\), not \(3, 8, 8\)"),
         ({"x": torch.zeros(0, 1, 8, 8), "p": P[:0], "q": Q[:0]}, "no images"),
-        ({"q": 3}, "classes 0 to 2"),
     ],
 )
-def test_wrong_input_is_refused_in_words(inn, x, change, says) -> None:
+def test_wrong_input_is_refused(inn, x, change, says) -> None:
     arguments = {"x": x, "p": P, "q": Q, "method": "deep_lift", **change}
     with pytest.raises(InputError, match=says):
-        # Past the type checker on purpose: users do not run one.
+        # __wrapped__ skips the runtime type checker, which users do not have.
         heatmaps.__wrapped__(inn, **arguments)
 
 
-@pytest.mark.parametrize("method", ["ecinn", "integrated_gradients"])
-def test_a_model_and_single_classes_are_taken_as_they_are(inn, x, method) -> None:
-    model = SimpleNamespace(classifier=inn.classifier, mu_bar=inn.mu_bar)
-    every = torch.zeros(len(x), dtype=torch.long)
-    wanted = heatmaps(inn, x, every + 2, every + 1, method)
-    assert torch.equal(heatmaps(model, x, 2, 1, method).maps, wanted.maps)
-
-
-def test_wrong_networks_are_refused_in_words(inn, ask) -> None:
-    with pytest.raises(InputError, match="inverse"):
+def test_wrong_networks_are_refused(inn, ask, x) -> None:
+    with pytest.raises(InputError, match="invertible"):
         ask(cnn(), "ecinn")
     with pytest.raises(InputError, match="ExplainedINN"):
         ask(inn.classifier, "deep_lift")
     with pytest.raises(InputError, match=r"ecinn\.load"):
-        # Past the type checker, as above.
-        heatmaps.__wrapped__(torch.sin, torch.zeros(1, 1, 8, 8), 0, 1, "deep_lift")
+        heatmaps.__wrapped__(torch.sin, x, P, Q, "deep_lift")
     with pytest.raises(InputError, match=r"eval\(\)"):
         ask(cnn().train(), "deep_lift")
-    with pytest.raises(InputError, match="scores are of shape"):
+    with pytest.raises(InputError, match="scores of shape"):
         ask(nn.Identity().eval(), "deep_lift")
     object.__setattr__(inn, "logit", "cubic")
     with pytest.raises(InputError, match="linear or density"):
@@ -410,19 +396,80 @@ def test_wrong_settings_are_refused(wrong) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_inn_is_run_exactly_and_another_network_as_it_always_is(
-    inn, x, pool, method, monkeypatch
+def test_an_inn_runs_in_exact_arithmetic_and_other_networks_as_always(
+    inn, x, pool, method
 ) -> None:
-    entered = []
-
-    @contextlib.contextmanager
-    def exactly():
-        entered.append("exactly")
-        yield
-
-    monkeypatch.setattr(sys.modules["ecinn.attribution.heatmaps"], "exact_convolutions", exactly)
+    tf32 = SharedLog()
+    network = cnn()
+    for module in (inn.classifier.inn, network):
+        module.register_forward_pre_hook(lambda *_: tf32.append(torch.backends.cudnn.allow_tf32))
     heatmaps(inn, x, P, Q, method, baselines=pool, settings=FEW)
-    assert entered == ["exactly"]
+    assert set(tf32) == {False}
     if method != "ecinn":
-        heatmaps(cnn(), x, P, Q, method, baselines=pool, settings=FEW)
-        assert entered == ["exactly"]
+        tf32.clear()
+        heatmaps(network, x, P, Q, method, baselines=pool, settings=FEW)
+        assert set(tf32) == {True}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_attribute_explains_a_models_prediction(method) -> None:
+    model, data = small_model(), random_images(12, 1, 3, 4)
+    pool = random_images(5, 1, 3, 8).images
+    x, p = to_pixels(data.images), model.predict(data.images).argmax(1)
+    rows = p != 2
+    a = attribute(model, data.images[rows], "c", method, baselines=pool, settings=FEW)
+    assert isinstance(a, Attribution)
+    assert torch.equal(a.p, p[rows])
+    assert a.p.unique().tolist() == [0, 1]
+    assert a.q.tolist() == [2] * len(a.p)
+    pool = to_pixels(pool)
+    expected = heatmaps(
+        ExplainedINN(model.classifier, model.mu_bar), x[rows], a.p, a.q, method,
+        baseline=pool.mean(0), baselines=pool, settings=FEW,
+    )  # fmt: skip
+    assert torch.equal(a.maps, expected.maps)
+    assert a.passes == expected.passes
+    seed = torch.Generator().manual_seed(5)
+    other = attribute(model, x[rows], 2, method, baselines=pool, settings=FEW, generator=seed)
+    assert torch.equal(other.maps, a.maps) == ("shap" not in method)
+    by_number = attribute(model, data.images[rows], 2, method, baselines=pool, settings=FEW)
+    assert torch.equal(by_number.maps, a.maps)
+
+
+def test_attribute_explains_any_network_against_a_target_for_every_image() -> None:
+    network, x = small_cnn(), to_pixels(random_images(9, 1, 3, 2).images)
+    p = network(x).argmax(1)
+    target = (p + 1 + torch.arange(9) % 2) % 3
+    a = attribute(network, x, target.tolist(), "deep_lift")
+    assert torch.equal(a.p, p)
+    assert torch.equal(a.maps, heatmaps(network, x, p, target, "deep_lift").maps)
+    other = attribute(network, x, target, "deep_lift", p=(6 - p - target) % 3)
+    assert torch.equal(other.p, 3 - p - target)
+    assert not torch.allclose(other.maps, a.maps)
+
+
+@pytest.mark.parametrize(
+    ("network", "change", "says"),
+    [
+        ("inn", {"target": "d"}, "'d'.*a, b, c"),
+        ("inn", {"target": "all"}, "number of a target class, not 'all'"),
+        ("inn", {"target": 5}, "classes 0 to 2"),
+        ("cnn", {"target": "a"}, "number of a target class"),
+        ("cnn", {"images": "face.png"}, "tensor of pixels"),
+        ("cnn", {"images": torch.zeros(2, 8, 8)}, "shape"),
+        ("cnn", {"method": "ecinn"}, "invertible"),
+        ("cnn", {"batch_size": 1}, "batch_size"),
+        ("function", {}, r"ecinn\.load"),
+        ("training", {}, r"eval\(\)"),
+        ("pixels", {}, "scores of shape"),
+    ],
+)
+def test_attribute_refuses_wrong_input(network, change, says) -> None:
+    models = {
+        "inn": small_model, "cnn": small_cnn, "function": lambda: torch.sin,
+        "training": lambda: small_cnn().train(), "pixels": lambda: nn.Identity().eval(),
+    }  # fmt: skip
+    arguments = {"images": torch.zeros(1, 1, 8, 8), "target": 1, "method": "deep_lift", **change}
+    with pytest.raises(InputError, match=says):
+        # __wrapped__ skips the runtime type checker, which users do not have.
+        attribute.__wrapped__(models[network](), **arguments)

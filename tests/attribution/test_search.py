@@ -1,4 +1,4 @@
-"""Baselines on a scaled rotation, whose boundaries are known, and on a random flow."""
+"""Search methods on a scaled rotation, whose boundaries are known, and on a random flow."""
 
 import math
 
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.attribution import search as baselines
 from ecinn.attribution.search import (
     ecinn,
     latent_gradient,
     model_means,
     nearest_image,
     pixel_gradient,
+    proximal_step,
 )
 from ecinn.data.dataset import load_dataset
 from ecinn.errors import InputError
@@ -57,7 +57,7 @@ class Pixels(RotationClassifier):
 
 
 class Latents:
-    """The identity on the latents of another classifier, dressed as images of one row."""
+    """The identity on the latents of another classifier, shaped as images of one row."""
 
     def __init__(self, mu: Tensor):
         self.mu = mu
@@ -91,10 +91,9 @@ def log_q(classifier: Pixels, images: Tensor, q: Tensor) -> Tensor:
     return classifier.log_posterior(images).gather(1, q)[:, 0]
 
 
-@pytest.mark.parametrize("part", [64, 2])
-def test_ecinn_is_the_explanation_at_alpha_1(pixels, x, monkeypatch, part) -> None:
-    monkeypatch.setattr(baselines, "PART_SIZE", part)
-    answer = ecinn(pixels, pixels.mu_bar, x, "all")
+@pytest.mark.parametrize("batch_size", [64, 2])
+def test_ecinn_is_the_explanation_at_alpha_1(pixels, x, batch_size) -> None:
+    answer = ecinn(pixels, pixels.mu_bar, x, "all", batch_size=batch_size)
     assert pixels.calls == {"encode": 9, "decode": 27, "backward": 0}
     expected = explain(pixels, pixels.mu_bar, x, "all")
     torch.testing.assert_close(answer.images, expected.convincing)
@@ -109,7 +108,7 @@ def test_ecinn_is_the_explanation_at_alpha_1(pixels, x, monkeypatch, part) -> No
     )
 
 
-def test_model_means_are_ecinn_without_measuring(pixels, x) -> None:
+def test_model_means_are_ecinn_with_mu(pixels, x) -> None:
     answer = model_means(pixels, pixels.mu_bar, x, "all")
     torch.testing.assert_close(answer.images, explain(pixels, pixels.mu, x, "all").convincing)
     measured = explain(pixels, pixels.mu_bar, x, "all").convincing
@@ -117,24 +116,21 @@ def test_model_means_are_ecinn_without_measuring(pixels, x) -> None:
 
 
 @pytest.mark.parametrize(("norm", "order"), [("l1", 1), ("l2", 2)])
-def test_nearest_image_is_the_nearest(
-    pixels, x, uniform, generator, monkeypatch, norm, order
-) -> None:
-    monkeypatch.setattr(baselines, "CANDIDATES", 7)
-    monkeypatch.setattr(baselines, "PART_SIZE", 4)
-    images = to_uint8(uniform(60, 1, 2, 3))
-    predicted = torch.randint(0, 4, (60,), generator=generator)
+def test_nearest_image_is_the_nearest(pixels, x, uniform, generator, norm, order) -> None:
+    """Candidates come in parts of 128, which is fewer than there are of any class."""
+    images = to_uint8(uniform(800, 1, 2, 3))
+    predicted = torch.randint(0, 4, (800,), generator=generator)
     answer = nearest_image(
-        pixels, pixels.mu_bar, x, "all", images=images, predicted=predicted, norm=norm
-    )
+        pixels, pixels.mu_bar, x, "all",
+        images=images, predicted=predicted, norm=norm, batch_size=2,
+    )  # fmt: skip
+    assert predicted.bincount().min() > 128
     for row in range(9):
         for column in range(3):
             allowed = images[predicted == answer.q[row, column]]
-            distance = [
-                float((to_pixels(image).double() - x[row]).flatten().norm(p=order))
-                for image in allowed
-            ]
-            assert torch.equal(answer.stored[row, column], allowed[distance.index(min(distance))])
+            difference = (to_pixels(allowed).double() - x[row]).flatten(1).abs().numpy()
+            nearest = (difference**order).sum(1).argmin()
+            assert torch.equal(answer.stored[row, column], allowed[int(nearest)])
     assert torch.equal(answer.passes, torch.ones(9, 3, dtype=torch.long))
     assert pixels.calls == {"encode": 9, "decode": 0, "backward": 0}
     assert not answer.failed.any()
@@ -151,7 +147,7 @@ def test_class_without_an_image_is_a_failure_of_its_pairs_alone(pixels, x) -> No
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pixel_gradient_goes_straight_to_the_boundary(uniform, seed) -> None:
-    """Of two classes p(q) = c is the plane wᵀz + b = logit c; the shortest way is along w."""
+    """For two classes p(q) = c is the plane wᵀz + b = logit c; the shortest way is along w."""
     pixels = Pixels(classes=2, seed=seed)
     x = to_pixels(to_uint8(0.4 + 0.2 * uniform(5, 1, 2, 3))).double()
     p = pixels.log_posterior(x).argmax(1)
@@ -168,7 +164,7 @@ def test_pixel_gradient_goes_straight_to_the_boundary(uniform, seed) -> None:
     torch.testing.assert_close(length[inside], shortest[inside], atol=0.01, rtol=0.03)
 
 
-def test_pixel_gradient_reaches_q_with_what_is_stored(pixels, x) -> None:
+def test_pixel_gradient_reaches_q_with_the_stored_image(pixels, x) -> None:
     x[:4, :, 0] = 0.5 / 256
     x[2:, :, 1] = 255.5 / 256
     answer = pixel_gradient(pixels, pixels.mu_bar, x, "all")
@@ -194,8 +190,8 @@ def test_l1_changes_fewer_pixels_by_less(pixels, x) -> None:
     assert sparse.abs().sum(1).mean() < 0.95 * dense.abs().sum(1).mean()
 
 
-def test_weight_gives_way_before_q_is_given_up(pixels, x) -> None:
-    """With a constant λ of 100, above every gradient, no pixel would ever move."""
+def test_a_large_weight_does_not_prevent_q(pixels, x) -> None:
+    """With a constant λ of 100, above every gradient, no pixel would move."""
     answer = pixel_gradient(pixels, pixels.mu_bar, x, other(pixels, x), weight=100.0)
     assert not answer.failed.any()
 
@@ -205,9 +201,8 @@ def test_proximal_step_minimises_what_defines_it(uniform, norm, power) -> None:
     change, weight = 2 * uniform(20, 1) - 1, 0.5 * uniform(20, 1)
     u = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
     best = u[(0.5 * (u - change).square() + weight * u.abs() ** power).argmin(1)]
-    torch.testing.assert_close(
-        baselines._proximal(change, weight, norm)[:, 0], best, atol=1e-4, rtol=0
-    )
+    step = proximal_step(change, weight, norm)[:, 0]
+    torch.testing.assert_close(step, best, atol=1e-4, rtol=0)
 
 
 def test_latent_ascent_of_one_pixel_is_adams() -> None:
@@ -247,7 +242,7 @@ def test_latent_ascent_through_the_image_is_ascent_in_z(small_classifier, unifor
     )
 
 
-def test_latent_gradient_convinces_a_judge_of_its_own(pixels, x) -> None:
+def test_latent_gradient_convinces_another_judge(pixels, x) -> None:
     judge = Pixels(seed=5)
     q = ((pixels.log_posterior(x).argmax(1) + 1) % 4)[:, None]
     answer = latent_gradient(pixels, pixels.mu_bar, x, q, judge=judge.log_posterior, steps=400)
@@ -257,10 +252,8 @@ def test_latent_gradient_convinces_a_judge_of_its_own(pixels, x) -> None:
 
 
 @pytest.mark.parametrize("method", [pixel_gradient, latent_gradient])
-def test_every_image_is_searched_as_if_alone_and_its_passes_are_those_made(
-    pixels, x, method
-) -> None:
-    """So an image that is done neither moves on nor counts on while its neighbours search."""
+def test_every_image_is_searched_as_if_alone_and_its_passes_are_counted(pixels, x, method) -> None:
+    """A finished image neither moves nor counts passes while its neighbours are searched."""
     q = other(pixels, x)
     together = method(pixels, pixels.mu_bar, x, q)
     assert together.passes.unique().numel() > 2
@@ -281,7 +274,7 @@ def test_target_out_of_reach_is_a_failure_with_the_best_image(pixels, x, method,
 
 
 def test_best_image_is_not_the_last_when_steps_overshoot(pixels, x) -> None:
-    """A judge with a peak that is never quite enough, and steps that go back and forth over it."""
+    """A judge whose peak is below the goal, and steps that go back and forth over it."""
 
     def judge(image: Tensor) -> Tensor:
         return -(image - 0.6).square().sum((2, 3)).expand(-1, 4) - 0.1
@@ -318,7 +311,7 @@ def test_gradient_that_is_not_finite_ends_the_search(pixels, x) -> None:
 
 
 @pytest.mark.parametrize("method", [ecinn, model_means, pixel_gradient, latent_gradient])
-def test_gradients_are_neither_asked_of_the_caller_nor_left_behind(pixels, x, method) -> None:
+def test_results_carry_no_gradients_and_inference_mode_changes_nothing(pixels, x, method) -> None:
     q = other(pixels, x)
     expected = method(pixels, pixels.mu_bar, x, q)
     assert not expected.images.requires_grad
@@ -330,12 +323,12 @@ def test_gradients_are_neither_asked_of_the_caller_nor_left_behind(pixels, x, me
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
-        (pixel_gradient, {"steps": 0}, "at least one step"),
+        (pixel_gradient, {"steps": 0}, "steps must be 1 or more"),
         (latent_gradient, {"confidence": 1.0}, "between 0 and 1"),
         (latent_gradient, {"learning_rate": 0.0}, "above 0"),
-        (pixel_gradient, {"weight": -1.0}, "0 or more"),
+        (pixel_gradient, {"weight": -1.0}, "weight must be 0 or more"),
         (
-            nearest_image.__wrapped__,  # past the type checker, which users do not run
+            nearest_image.__wrapped__,  # skips the runtime type checker, which users do not have
             {
                 "images": torch.zeros(1, 1, 3, 3, dtype=torch.uint8),
                 "predicted": torch.zeros(1, dtype=torch.long),
@@ -344,7 +337,7 @@ def test_gradients_are_neither_asked_of_the_caller_nor_left_behind(pixels, x, me
         ),
     ],
 )
-def test_wrong_settings_are_refused_in_words(pixels, x, method, settings, says) -> None:
+def test_wrong_settings_are_refused(pixels, x, method, settings, says) -> None:
     with pytest.raises(InputError, match=says):
         method(pixels, pixels.mu_bar, x, "all", **settings)
 

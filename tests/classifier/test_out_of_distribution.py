@@ -15,7 +15,7 @@ from ecinn.classifier.out_of_distribution import (
     fit_pose,
     fit_texture,
 )
-from ecinn.data.misplaced import misplace
+from ecinn.data.augmentation import misplace
 from ecinn.flow.network import Architecture, Stage, build_inn, latent_frequencies
 from helpers.builders import randomise
 

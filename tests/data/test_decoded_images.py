@@ -1,4 +1,4 @@
-"""Images of a folder or an archive: cropped, resized, decoded once, kept, and never stale."""
+"""Images of a folder or an archive: cropped, resized, decoded once, cached, never stale."""
 
 import os
 import zipfile
@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ecinn.data import decoded_images
 from ecinn.data.decoded_images import (
     ImageFiles,
     cache_folder,
@@ -18,6 +17,7 @@ from ecinn.data.decoded_images import (
     fit,
     image_names,
 )
+from ecinn.progress import Progress
 
 COUNT = 8
 States = list[tuple[int, int]]
@@ -51,11 +51,15 @@ def archive(folder: ImageFiles, tmp_path: Path) -> ImageFiles:
 
 
 def decode(
-    files: ImageFiles, rows: list[int], size: tuple[int, int] = (7, 9)
+    files: ImageFiles, rows: list[int], size: tuple[int, int] = (7, 9), **options: int
 ) -> tuple[Tensor, States]:
     seen: States = []
-    images = decode_images(files, rows, size, lambda done, total: seen.append((done, total)))
-    return images, seen
+
+    def observe(progress: Progress) -> None:
+        assert progress.task == "decoding images"
+        seen.append((progress.done, progress.total))
+
+    return decode_images(files, rows, size, observe, **options), seen
 
 
 def originals(rows: list[int]) -> Tensor:
@@ -103,12 +107,9 @@ def test_all_are_decoded_once_and_any_rows_taken(
     assert len(list(cache.iterdir())) == 2
 
 
-def test_many_chunks_keep_their_order(
-    archive: ImageFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoded_images, "_CHUNK", 3)
+def test_many_chunks_keep_their_order(archive: ImageFiles) -> None:
     rows = list(range(COUNT))
-    images, seen = decode(archive, rows)
+    images, seen = decode(archive, rows, chunk_size=3)
     assert torch.equal(images, originals(rows))
     assert seen == [(3, COUNT), (6, COUNT), (COUNT, COUNT)]
 

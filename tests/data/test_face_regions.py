@@ -1,4 +1,4 @@
-"""Boxes of the face: their places and areas at any size, and on real faces what a smile moves."""
+"""Regions of the face: places and areas at any size, and the effect of a smile on real faces."""
 
 import io
 import itertools
@@ -40,7 +40,7 @@ def test_mask_is_the_pixels_whose_centres_are_in_a_box(name: str, size: tuple[in
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_regions_are_apart_and_inside_of_the_face(size: tuple[int, int]) -> None:
+def test_regions_are_disjoint_and_inside_the_face(size: tuple[int, int]) -> None:
     masks = {name: region_mask(name, *size) for name in REGION_NAMES}
     for one, other in itertools.combinations(FACE_REGIONS, 2):
         assert not (masks[one] & masks[other]).any()
@@ -81,8 +81,9 @@ def test_unknown_region_lists_the_known() -> None:
         region_mask("nose", 64, 64)
 
 
+@pytest.mark.celeba
 @pytest.mark.skipif(not CELEBA.is_dir(), reason="needs ../shared/data/celeba")
-def test_a_smile_is_in_the_face_and_most_of_all_in_the_mouth() -> None:
+def test_a_smile_changes_the_face_and_most_of_all_the_mouth() -> None:
     header, *rows = (CELEBA / "list_attr_celeba.txt").read_text().splitlines()[1:1502]
     column = 1 + header.split().index("Smiling")
     faces: dict[str, list[np.ndarray]] = {"1": [], "-1": []}
@@ -97,7 +98,7 @@ def test_a_smile_is_in_the_face_and_most_of_all_in_the_mouth() -> None:
     assert change["mouth"] > 2 * change["background"]
     assert change["cheeks"] > 1.5 * change["background"]
     assert change["mouth"] == max(change.values())
-    # Eyes are the darkest of the three, which a box beside them would not be.
+    # Eyes are the darkest of the three; a box next to them would not be.
     brightness = torch.from_numpy((smiling + serious).mean(-1))
     shade = {name: float(brightness[region_mask(name, 64, 64)].mean()) for name in FACE_REGIONS}
     assert shade["eyes"] == min(shade.values())

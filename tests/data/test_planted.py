@@ -1,13 +1,12 @@
-"""Planted cues: the mark says the label, and nothing else has changed."""
+"""Planted cues: the mark determines the label, and nothing else has changed."""
 
 import numpy as np
 import pytest
 import torch
 
 from ecinn.data.dataset import Dataset, load_dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE, fake_mnist, load_fake_mnist
 from ecinn.data.mnist import load_mnist
-from ecinn.data.planted import Cue, plant
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue, fake_mnist, load_fake_mnist, plant
 from ecinn.errors import InputError
 from helpers.paths import SHARED
 
@@ -100,7 +99,7 @@ def test_reading_compares_means_so_a_large_mark_has_no_advantage() -> None:
         ({"on": 256}, "0 to 255"),
     ],
 )
-def test_impossible_cues_are_refused_in_words(change: dict[str, object], says: str) -> None:
+def test_impossible_cues_are_refused(change: dict[str, object], says: str) -> None:
     fields = {"marks": (((0, 0),), ((0, 1),)), "height": 8, "width": 12} | change
     with pytest.raises(InputError, match=says):
         Cue(**fields)

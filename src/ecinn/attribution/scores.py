@@ -1,7 +1,7 @@
-"""What heatmaps attribute: the score of a pair of classes, of an INN or of any other network."""
+"""F(x), the score of a pair of classes that gradient methods attribute to pixels."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -10,89 +10,68 @@ from torch import Tensor, nn
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.errors import InputError
-from ecinn.explanation.result import Images
+from ecinn.pixels import Images, Labels
 
 Logit = Literal["linear", "density"]
-Scores = Float[Tensor, "*batch classes"]
-Classes = Int[Tensor, " batch"]
 
 
-class LinearLogits(nn.Module):
-    """z·μ_y − ½‖μ_y‖² of every class: the posterior of Eq. 2, linear in z."""
+class FlowLogits(nn.Module):
+    """Class scores of a flow, of which the softmax is p(y|x) of Eq. 2.
 
-    def __init__(self, classifier: GenerativeClassifier) -> None:
+    "linear": z·μ_y − ½‖μ_y‖²; "density": −½‖z − μ_y‖², which is quadratic in z.
+    """
+
+    def __init__(self, classifier: GenerativeClassifier, logit: Logit) -> None:
         super().__init__()
         self.classifier = classifier
+        self.logit = logit
 
     def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Scores of which the softmax is p(y|x)."""
-        # Not `encode`, which cuts a large batch: DeepLift needs x and its baseline in one.
-        z, _ = self.classifier.inn(x)
-        return equations.linear_logits(z, self.classifier.mu)
-
-
-class DensityLogits(LinearLogits):
-    """−½‖z − μ_y‖² of every class: the same posterior, quadratic in z."""
-
-    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Scores of which the softmax is p(y|x)."""
+        """Score every class."""
+        # Not `encode`, which splits large batches: DeepLift needs x and its baseline in one.
         z: Tensor = self.classifier.inn(x)[0]
+        if self.logit == "linear":
+            return equations.linear_logits(z, self.classifier.mu)
         return -0.5 * (z[:, None] - self.classifier.mu).square().sum(-1)
 
 
 class PairScore(nn.Module):
-    """F(x) = s_q(x) − s_p(x), the log-odds of q against p."""
+    """F(x) = s_q(x) − s_p(x), or −s_p(x) alone if `ignore_q`."""
 
-    def __init__(self, scores: nn.Module) -> None:
+    def __init__(self, scores: nn.Module, *, ignore_q: bool = False) -> None:
         super().__init__()
         self.scores = scores
+        self.ignore_q = ignore_q
 
-    def forward(self, x: Images, p: Classes, q: Classes) -> Float[Tensor, " batch"]:
-        """F of every image for its own pair."""
+    def forward(self, x: Images, p: Labels, q: Labels) -> Float[Tensor, " batch"]:
+        """F of every image for its pair of classes."""
         return self.compare(self.scores(x), p, q)
 
     def compare(
-        self, scores: Scores, p: Int[Tensor, "*batch"], q: Int[Tensor, "*batch"]
+        self,
+        scores: Float[Tensor, "*batch classes"],
+        p: Int[Tensor, "*batch"],
+        q: Int[Tensor, "*batch"],
     ) -> Float[Tensor, "*batch"]:
-        """F from all classes' scores."""
-        of_p, of_q = scores.gather(-1, torch.stack([p, q], -1)).unbind(-1)
-        return of_q - of_p
-
-
-class DepartureScore(PairScore):
-    """F(x) = −s_p(x): away from p, wherever that leads."""
-
-    def compare(
-        self, scores: Scores, p: Int[Tensor, "*batch"], q: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """F from all classes' scores."""
-        return -scores.gather(-1, p[..., None]).squeeze(-1)
-
-
-@runtime_checkable
-class Explainer(Protocol):
-    """What `ecinn.load` gives: an INN with its measured means."""
-
-    classifier: GenerativeClassifier
-    mu_bar: Float[Tensor, "classes dim"]
+        """F from the scores of all classes."""
+        score_p, score_q = scores.gather(-1, torch.stack([p, q], -1)).unbind(-1)
+        return -score_p if self.ignore_q else score_q - score_p
 
 
 @dataclass(frozen=True)
 class ExplainedINN:
-    """An INN as `heatmaps` takes it."""
+    """An invertible classifier with its class means μ̄ and the score that is attributed."""
 
     classifier: GenerativeClassifier
     mu_bar: Float[Tensor, "classes dim"]
     logit: Logit = "linear"
-    """What the gradient methods attribute: "linear" is fair to them, "density" the paper's."""
+    """Score of the gradient methods: "linear" is fair to them, "density" is the paper's."""
 
     @property
     def score(self) -> PairScore:
         """The F that is attributed."""
         if self.logit not in get_args(Logit):
             raise InputError(f"logit is linear or density, not {self.logit!r}")
-        if self.logit == "linear":
-            return PairScore(LinearLogits(self.classifier))
-        # The paper only says that Captum was used. Captum asks for one class, and what IB-INN puts
-        # out for it is −½‖z − μ_p‖². (A difference of two such is the linear one.)
-        return DepartureScore(DensityLogits(self.classifier))
+        # The paper only says that Captum was used. Captum asks for one class, and IB-INN's output
+        # for it is −½‖z − μ_p‖². (The difference of two such outputs is the linear score.)
+        return PairScore(FlowLogits(self.classifier, self.logit), ignore_q=self.logit == "density")

@@ -1,6 +1,6 @@
 """Each model of the paper as one frozen dataclass; every value says where it comes from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.progress import Observer, ignore
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Recipe:
         self,
         split: Split,
         folder: Path | None = None,
-        observe: Callable[[int, int], None] = lambda done, total: None,
+        observe: Observer = ignore,
     ) -> Dataset:
         """The images it trains on or is tested on; faces are in a folder of the user's."""
         return load_dataset(self.dataset, split, folder, observe=observe)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.progress import CelebA, bars
-from ecinn.data.celeba_files import find_folder
+from ecinn.data.celeba import find_folder
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import output_folder
 from ecinn.studies.benchmark.record import write_text

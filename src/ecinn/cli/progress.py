@@ -158,9 +158,4 @@ def load_images(dataset: str, split: "Split", celeba: Path | None = None) -> "Da
     from ecinn.data.dataset import load_dataset
 
     with bars() as observe:
-        return load_dataset(
-            dataset,
-            split,
-            celeba,
-            observe=lambda done, total: observe(Progress("decoding images", done, total)),
-        )
+        return load_dataset(dataset, split, celeba, observe)

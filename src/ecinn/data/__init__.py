@@ -1,1 +1,1 @@
-"""Images: data sets, augmentation, and the files people have."""
+"""8-bit images: datasets by name, loaders, photographs, augmentation and planted cues."""

@@ -1,27 +1,60 @@
 """CelebA and CelebA-HQ: faces labelled by any of forty attributes, at any size."""
 
 import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ecinn.data.celeba_files import ATTRIBUTES, CelebAFiles, find_folder, read_files
 from ecinn.data.dataset import Dataset, Split
-from ecinn.data.decoded_images import Observer, decode_images
+from ecinn.data.decoded_images import ImageFiles, decode_images, image_names
 from ecinn.errors import InputError
+from ecinn.progress import Observer, ignore
 
-__all__ = ["ATTRIBUTES", "class_names", "load_attributes", "load_celeba"]
-
-_SPLITS: tuple[Split, ...] = get_args(Split)
-"""By the number that stands for them in list_eval_partition.txt."""
+ATTRIBUTES = (
+    "5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs",
+    "Big_Lips", "Big_Nose", "Black_Hair", "Blond_Hair", "Blurry", "Brown_Hair", "Bushy_Eyebrows",
+    "Chubby", "Double_Chin", "Eyeglasses", "Goatee", "Gray_Hair", "Heavy_Makeup",
+    "High_Cheekbones", "Male", "Mouth_Slightly_Open", "Mustache", "Narrow_Eyes", "No_Beard",
+    "Oval_Face", "Pale_Skin", "Pointy_Nose", "Receding_Hairline", "Rosy_Cheeks", "Sideburns",
+    "Smiling", "Straight_Hair", "Wavy_Hair", "Wearing_Earrings", "Wearing_Hat",
+    "Wearing_Lipstick", "Wearing_Necklace", "Wearing_Necktie", "Young",
+)  # fmt: skip
+"""In the order of list_attr_celeba.txt."""
 _ADJECTIVES = frozenset({"Attractive", "Bald", "Blurry", "Chubby", "Male", "Smiling", "Young"})
-_OTHERS = {
+_IRREGULAR = {
     "5_o_Clock_Shadow": ("no 5 o'clock shadow", "5 o'clock shadow"),
     "Mouth_Slightly_Open": ("mouth not open", "mouth slightly open"),
     "No_Beard": ("beard", "no beard"),
 }
+_DEFAULT_FOLDERS = (Path("celeba"), Path("data") / "celeba")
+_HELP = (
+    "expected are img_align_celeba/ or img_align_celeba.zip, list_attr_celeba.txt and "
+    "list_eval_partition.txt of CelebA (mmlab.ie.cuhk.edu.hk/projects/CelebA.html), or "
+    "CelebA-HQ-img/, CelebAMask-HQ-attribute-anno.txt and CelebA-HQ-to-CelebA-mapping.txt of "
+    "CelebAMask-HQ (github.com/switchablenorms/CelebAMask-HQ); "
+    "set the folder with --celeba DIR or ECINN_CELEBA"
+)
+_LAST_TRAINING_IMAGE, _LAST_VALIDATION_IMAGE = 162_770, 182_637
+"""Numbers of the file names at which CelebA's official partition changes."""
+_SUBFOLDERS = ("", "Img", "Anno", "Eval")
+"""CelebA's own download sorts its files into these; most people take them out."""
+_BITS = {"1": 1, "-1": 0, "0": 0}
+
+
+@dataclass(frozen=True)
+class CelebAFiles:
+    """All faces in a folder, in the order of the attribute table."""
+
+    images: ImageFiles
+    attributes: UInt8[Tensor, "batch 40"]
+    partition: Int[Tensor, " batch"]
+    """0 training, 1 validation, 2 test."""
 
 
 def load_celeba(
@@ -30,59 +63,191 @@ def load_celeba(
     folder: Path | None = None,
     *,
     size: tuple[int, int] = (64, 64),
-    observe: Observer = lambda done, total: None,
+    observe: Observer = ignore,
 ) -> Dataset:
-    """Faces labelled 1 where they have the attribute, else 0.
+    """Load faces labelled 1 if they have the attribute, else 0, together with all attributes.
 
     Args:
-        folder: CelebA's or CelebAMask-HQ's; None looks at ECINN_CELEBA, ./celeba, ./data/celeba.
-        size: height and width. The first call with a size decodes all splits and keeps them.
-        observe: told how many images are decoded and of how many; not called if they are kept.
+        folder: CelebA or CelebAMask-HQ; None tries ECINN_CELEBA, ./celeba and ./data/celeba.
+        size: height and width. The first call with a size decodes and caches all splits.
+        observe: called while images are decoded; not called if they are cached.
     """
     names = class_names(attribute)
-    files, rows = _split(split, folder)
+    folder = find_folder(folder)
+    files = read_files(folder)
+    rows = (files.partition == get_args(Split).index(split)).nonzero()[:, 0]
+    if not len(rows):
+        raise InputError(f"{folder} has no images of the {split} split: add some from CelebA")
+    column = ATTRIBUTES.index(attribute)
     return Dataset(
         images=decode_images(files.images, rows.tolist(), size, observe),
-        labels=files.attributes[rows, ATTRIBUTES.index(attribute)].long(),
+        labels=files.attributes[rows, column].long(),
         class_names=names,
+        attributes=files.attributes[rows],
+        attribute=column,
     )
 
 
-def load_attributes(split: Split, folder: Path | None = None) -> UInt8[Tensor, "batch 40"]:
-    """All attributes of every image, 0 or 1, in the order of `load_celeba` and `ATTRIBUTES`."""
-    files, rows = _split(split, folder)
-    return files.attributes[rows]
-
-
 def class_names(attribute: str) -> tuple[str, str]:
-    """What faces without and with the attribute are called.
+    """Name the classes of faces without and with the attribute.
 
     >>> class_names("Wearing_Lipstick")
     ('not wearing lipstick', 'wearing lipstick')
     """
     if attribute not in ATTRIBUTES:
-        raise InputError(f"CelebA has no attribute {attribute!r}; {_closest(attribute)}")
-    if attribute in _OTHERS:
-        return _OTHERS[attribute]
+        raise InputError(f"CelebA has no attribute {attribute!r}; {_suggestion(attribute)}")
+    if attribute in _IRREGULAR:
+        return _IRREGULAR[attribute]
     words = attribute.replace("_", " ").lower()
-    denied = attribute in _ADJECTIVES or attribute.startswith("Wearing_")
-    return (f"not {words}" if denied else f"no {words}", words)
+    adjective = attribute in _ADJECTIVES or attribute.startswith("Wearing_")
+    return (f"not {words}" if adjective else f"no {words}", words)
 
 
-def _closest(attribute: str) -> str:
+def _suggestion(attribute: str) -> str:
     known = {name.lower(): name for name in ATTRIBUTES}
     wanted = attribute.lower().replace(" ", "_")
     if close := difflib.get_close_matches(wanted, known, cutoff=0.5):
         return f"did you mean {' or '.join(known[name] for name in close)}?"
-    return f"there are: {', '.join(ATTRIBUTES)}"
+    return f"choose one of {', '.join(ATTRIBUTES)}"
 
 
-def _split(split: Split, folder: Path | None) -> tuple[CelebAFiles, Tensor]:
-    if split not in _SPLITS:
-        raise InputError(f"CelebA has no split {split!r}; there are: {', '.join(_SPLITS)}")
-    place = find_folder(folder)
-    files = read_files(place)
-    rows = (files.partition == _SPLITS.index(split)).nonzero()[:, 0]
-    if not len(rows):
-        raise InputError(f"{place} has no images of the {split} split: add some of CelebA's")
-    return files, rows
+def find_folder(folder: Path | None) -> Path:
+    """Return the given folder, else that of ECINN_CELEBA, else the first default that exists."""
+    if folder is None and (variable := os.environ.get("ECINN_CELEBA")):
+        folder = Path(variable)
+    if folder is not None:
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}: {_HELP}")
+        return folder
+    for default in _DEFAULT_FOLDERS:
+        if default.is_dir():
+            return default
+    defaults = " or ".join(f"./{default.as_posix()}" for default in _DEFAULT_FOLDERS)
+    raise InputError(f"CelebA is not in {defaults}: {_HELP}")
+
+
+def read_files(folder: Path) -> CelebAFiles:
+    """Read the tables of either layout; rows without an image are left out."""
+    if (folder / "CelebA-HQ-img").is_dir() or _find(folder, "CelebAMask-HQ-attribute-anno.txt"):
+        images = _require(folder, "CelebA-HQ-img")
+        table = _require(folder, "CelebAMask-HQ-attribute-anno.txt")
+        splits = _require(folder, "CelebA-HQ-to-CelebA-mapping.txt")
+        partition = _read_mapping(splits)
+    else:
+        images = _require(folder, "img_align_celeba", "img_align_celeba.zip")
+        if (nested := images / "img_align_celeba").is_dir():  # as in Kaggle's copy
+            images = nested
+        table = _require(folder, "list_attr_celeba.txt", "list_attr_celeba.csv")
+        splits = _require(folder, "list_eval_partition.txt", "list_eval_partition.csv")
+        partition = _read_partition(splits)
+    names = {_face_number(name): name for name in reversed(image_names(images))}
+    rows = [(face, bits) for face, bits in _read_attributes(table) if face in names]
+    if not rows:
+        raise InputError(f"{images} holds none of the images that {table} names: {_HELP}")
+    if missing := next((face for face, _ in rows if face not in partition), None):
+        raise InputError(f"{splits} has no row for the image {names[missing]}: fetch it again")
+    return CelebAFiles(
+        ImageFiles(images, tuple(names[face] for face, _ in rows)),
+        torch.tensor([bits for _, bits in rows], dtype=torch.uint8),
+        torch.tensor([partition[face] for face, _ in rows]),
+    )
+
+
+def _read_attributes(path: Path) -> Iterator[tuple[str, list[int]]]:
+    """Yield every face's number and its attributes as 0 or 1, in the order of `ATTRIBUTES`."""
+    lines = _read_lines(path)
+    line, header = next(lines, (0, []))
+    promised = None
+    if len(header) == 1 and header[0].isdigit():
+        promised = int(header[0])
+        line, header = next(lines, (0, []))
+    if header[:1] == ["image_id"]:
+        header = header[1:]
+    if sorted(header) != sorted(ATTRIBUTES):
+        start = " ".join(header[:2])
+        wanted = f"CelebA's {len(ATTRIBUTES)} attributes"
+        raise _fault(path, line, f"should name {wanted}, not {len(header)} words like {start!r}")
+    columns = [header.index(attribute) + 1 for attribute in ATTRIBUTES]
+    rows = 0
+    for line, fields in lines:
+        _require_columns(path, line, fields, 1 + len(ATTRIBUTES))
+        try:
+            bits = [_BITS[fields[column]] for column in columns]
+        except KeyError as error:
+            raise _fault(path, line, f"attributes are 1 or -1, not {error}") from None
+        rows += 1
+        yield _face_number(fields[0]), bits
+    if promised is not None and promised != rows:
+        raise InputError(
+            f"{path}: line 1 promises {promised} rows but there are {rows}: fetch it again, "
+            "or correct the number if you removed rows"
+        )
+
+
+def _read_partition(path: Path) -> Mapping[str, int]:
+    """Read list_eval_partition: the image's name and 0, 1 or 2."""
+    partition = {}
+    for line, fields in _read_lines(path):
+        if fields[0] == "image_id":
+            continue
+        _require_columns(path, line, fields, 2)
+        if fields[1] not in ("0", "1", "2"):
+            raise _fault(path, line, f"the split is 0, 1 or 2, not {fields[1]!r}")
+        partition[_face_number(fields[0])] = int(fields[1])
+    return partition
+
+
+def _read_mapping(path: Path) -> Mapping[str, int]:
+    """Read the columns idx, orig_idx, orig_file of CelebA-HQ: the split of the original image.
+
+    The number in orig_file counts, which begins at 1; orig_idx is one less.
+    """
+    partition = {}
+    for line, fields in _read_lines(path):
+        if fields[0] == "idx":
+            continue
+        _require_columns(path, line, fields, 3)
+        original = _face_number(fields[2])
+        if not original.isdigit():
+            raise _fault(path, line, f"{fields[2]!r} is not an image of CelebA")
+        after_training = int(original) > _LAST_TRAINING_IMAGE
+        after_validation = int(original) > _LAST_VALIDATION_IMAGE
+        partition[_face_number(fields[0])] = after_training + after_validation
+    return partition
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and fields of every non-empty line; spaces or commas separate the fields."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if fields := line.replace(",", " ").split():
+                    yield number, fields
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a readable text file ({error}): fetch it again") from None
+
+
+def _require_columns(path: Path, line: int, fields: list[str], columns: int) -> None:
+    if len(fields) != columns:
+        raise _fault(path, line, f"has {len(fields)} columns instead of {columns}")
+
+
+def _fault(path: Path, line: int, problem: str) -> InputError:
+    return InputError(f"{path}, line {line}: {problem}: fetch it again")
+
+
+def _face_number(name: str) -> str:
+    """Return "1" for 000001.jpg, 1.png and img_align_celeba/000001.webp: the same face."""
+    return name.rsplit("/", 1)[-1].rsplit(".", 1)[0].lstrip("0") or "0"
+
+
+def _find(folder: Path, *names: str) -> Path | None:
+    candidates = (folder / subfolder / name for name in names for subfolder in _SUBFOLDERS)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _require(folder: Path, *names: str) -> Path:
+    path = _find(folder, *names)
+    if path is None:
+        raise InputError(f"{folder} has no {' or '.join(names)}: {_HELP}")
+    return path

@@ -1,4 +1,4 @@
-"""Images of a folder or a zip archive, decoded once to one size and kept as one numpy file."""
+"""Decode images of a folder or a zip archive once, to one size, and cache them as one file."""
 
 import hashlib
 import io
@@ -21,12 +21,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ecinn.errors import InputError
+from ecinn.progress import Observer, counter, ignore
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-Observer = Callable[[int, int], None]
-"""Is told how many images are decoded, and of how many."""
+CHUNK_SIZE = 64
+"""Images that a thread decodes before it reports progress."""
 _FORMAT = "ecinn-images-1"
-_CHUNK = 64
 _CHANNELS = 3
 
 
@@ -38,18 +38,18 @@ class ImageFiles:
     names: tuple[str, ...]
 
     def fingerprint(self) -> str:
-        """Another one if names, sizes or times of the files change."""
+        """Hash names, sizes and modification times of the files."""
         digest = hashlib.sha256(_FORMAT.encode())
         if not self.path.is_dir():
             digest.update(f"{self.path.name} {_size_and_time(self.path)}".encode())
         for name in self.names:
-            own = _size_and_time(self.path / name) if self.path.is_dir() else ""
-            digest.update(f"\n{name} {own}".encode())
+            version = _size_and_time(self.path / name) if self.path.is_dir() else ""
+            digest.update(f"\n{name} {version}".encode())
         return digest.hexdigest()[:24]
 
 
 def image_names(path: Path) -> list[str]:
-    """What in a folder or a zip archive has an image's suffix, in the order of the names."""
+    """List the images of a folder or a zip archive by their suffix, sorted."""
     if path.is_dir():
         try:
             names = [entry.name for entry in path.iterdir()]
@@ -62,45 +62,50 @@ def image_names(path: Path) -> list[str]:
 
 
 def decode_images(
-    files: ImageFiles, rows: Sequence[int], size: tuple[int, int], observe: Observer
+    files: ImageFiles,
+    rows: Sequence[int],
+    size: tuple[int, int],
+    observe: Observer = ignore,
+    *,
+    chunk_size: int = CHUNK_SIZE,
 ) -> UInt8[Tensor, "batch 3 height width"]:
-    """The images of these rows as height × width asks, from the cache where there is one.
+    """Return the images of these rows at height × width, from the cache if possible.
 
-    All files are decoded on the first call. Where no cache can be written, only the rows are.
+    The first call decodes all files. If no cache can be written, it decodes only the rows.
     """
     if min(size) < 1:
         raise InputError(f"an image of {size[0]}×{size[1]} has no pixels: give a larger size")
     path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint()}.npy"
     shape = (len(files.names), _CHANNELS, *size)
-    cached = _read(path, shape)
-    if cached is None and _build(path, files, shape, observe):
-        cached = _read(path, shape)
+    cached = _read_cache(path, shape)
+    if cached is None and _write_cache(path, files, shape, observe, chunk_size):
+        cached = _read_cache(path, shape)
     if cached is not None:
         return torch.from_numpy(cached[np.asarray(rows, dtype=np.int64)])
-    chosen = ImageFiles(files.path, tuple(files.names[row] for row in rows))
+    selection = ImageFiles(files.path, tuple(files.names[row] for row in rows))
     images = np.empty((len(rows), *shape[1:]), np.uint8)
-    _decode_into(images, chosen, observe)
+    _decode_all(images, selection, observe, chunk_size)
     return torch.from_numpy(images)
 
 
 def cache_folder() -> Path:
-    """ECINN_CACHE, else the folder for caches that the system names."""
-    if own := os.environ.get("ECINN_CACHE"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "ecinn"
+    """Return ECINN_CACHE, else the system's cache folder for this package."""
+    if folder := os.environ.get("ECINN_CACHE"):
+        return Path(folder)
+    if parent := os.environ.get("XDG_CACHE_HOME"):
+        return Path(parent) / "ecinn"
     return Path("~/.cache/ecinn").expanduser()
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "3 height width"]:
-    """Cropped about its centre to the aspect ratio of height × width, then resized to it."""
+    """Crop about the centre to the aspect ratio of height × width, then resize."""
     height, width = size
     fitted = ImageOps.fit(picture.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
     return np.asarray(fitted).transpose(2, 0, 1)
 
 
-def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The cached array, still on disk; None where there is none that can be used."""
+def _read_cache(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """Map the cached array into memory; None if it is missing or damaged."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -109,8 +114,10 @@ def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     return array if usable else None
 
 
-def _build(path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Observer) -> bool:
-    """Decode all files beside the cache's place and move them there; False if nothing can be."""
+def _write_cache(
+    path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Observer, chunk_size: int
+) -> bool:
+    """Decode all files into a temporary file and rename it; False if it cannot be written."""
     temporary = None
     try:
         try:
@@ -122,7 +129,7 @@ def _build(path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Obser
             _reserve(temporary)
         except (OSError, RuntimeError):
             return False
-        _decode_into(array, files, observe)
+        _decode_all(array, files, observe, chunk_size)
         try:
             array.flush()
             del array
@@ -137,29 +144,32 @@ def _build(path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Obser
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space now: a mapped file that finds the disk full later kills the process."""
+    """Allocate the disk space now: a full disk later would kill the process that maps the file."""
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
-def _decode_into(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) -> None:
-    """On all cores: Pillow lets go of the interpreter while it decodes and resizes."""
+def _decode_all(
+    array: NDArray[np.uint8], files: ImageFiles, observe: Observer, chunk_size: int
+) -> None:
+    """Decode on all cores: Pillow releases the interpreter lock while it decodes and resizes."""
     total, size = len(files.names), (array.shape[2], array.shape[3])
+    report = counter(observe, "decoding images", total)
     # Formats are registered on first use; two threads that do so at once may miss some.
     Image.init()
     with _reader(files.path) as read:
 
-        def decode(start: int) -> int:
-            stop = min(start + _CHUNK, total)
+        def decode_chunk(start: int) -> int:
+            stop = min(start + chunk_size, total)
             for row in range(start, stop):
                 array[row] = _decode(files.path, files.names[row], read, size)
             return stop
 
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
         try:
-            for done in pool.map(decode, range(0, total, _CHUNK)):
-                observe(done, total)
+            for done in pool.map(decode_chunk, range(0, total, chunk_size)):
+                report(done)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -176,21 +186,21 @@ def _decode(
     ) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"{path / name} cannot be decoded ({reason}): fetch it again, or take it away"
+            f"{path / name} cannot be decoded ({reason}): fetch it again, or remove it"
         ) from error
 
 
 @contextmanager
 def _reader(path: Path) -> Iterator[Callable[[str], bytes]]:
-    """Gives the bytes of a name; threads take turns at an archive, which has one position."""
+    """Yield a function from names to bytes; threads take turns at an archive."""
     if path.is_dir():
         yield lambda name: (path / name).read_bytes()
         return
-    turn = threading.Lock()
+    lock = threading.Lock()
     with _open_archive(path) as archive:
 
         def read(name: str) -> bytes:
-            with turn:
+            with lock:
                 return archive.read(name)
 
         yield read
@@ -204,9 +214,9 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
 
 
 def _size_and_time(path: Path) -> str:
-    """A file that cannot be asked is named by the error of its decoding, which is to come."""
+    """Return "" for a file that cannot be examined: decoding it will raise the error."""
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return ""
-    return f"{about.st_size} {about.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns}"

@@ -1,4 +1,4 @@
-"""Where mouth, eyes and cheeks are in an aligned face, whatever its size."""
+"""Masks of mouth, eyes, cheeks and background in aligned faces of any size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ FACE_REGIONS: Mapping[str, tuple[Box, ...]] = MappingProxyType(
 )
 """Drawn by hand on the mean of CelebA's aligned faces, cropped to their central square.
 
-Faces turned to the side leave the boxes a little; CelebA-HQ is aligned alike, not just the same.
+Faces in profile leave the boxes a little; CelebA-HQ is aligned similarly, but not identically.
 """
 
 FACE = Box(0.19, 0.19, 0.99, 0.81)
-"""The oval in this box reaches from the hairline to the chin."""
+"""Box around the oval from the hairline to the chin."""
 
 REGION_NAMES = (*FACE_REGIONS, "face", "background")
 
 
 def region_mask(name: str, height: int, width: int) -> Bool[Tensor, "height width"]:
-    """Pixels whose centres lie in the region; "background" is what is outside of the face."""
+    """Select the pixels whose centres lie in the region; "background" is all outside the face."""
     row, column = _centres(height)[:, None], _centres(width)[None, :]
     if name in FACE_REGIONS:
         boxes = [_in_box(row, column, box) for box in FACE_REGIONS[name]]
@@ -49,11 +49,11 @@ def region_mask(name: str, height: int, width: int) -> Bool[Tensor, "height widt
         return _in_oval(row, column, FACE)
     if name == "background":
         return ~_in_oval(row, column, FACE)
-    raise InputError(f"no region is called {name!r}; there are: {', '.join(REGION_NAMES)}")
+    raise InputError(f"there is no region {name!r}; choose one of {', '.join(REGION_NAMES)}")
 
 
 def _centres(pixels: int) -> Float[Tensor, " pixels"]:
-    """(i + ½) / n, for every pixel i of n."""
+    """(i + ½) / n for every pixel i of n."""
     return (torch.arange(pixels, dtype=torch.float64) + 0.5) / pixels
 
 
@@ -67,7 +67,7 @@ def _in_box(
 def _in_oval(
     row: Float[Tensor, "height 1"], column: Float[Tensor, "1 width"], box: Box
 ) -> Bool[Tensor, "height width"]:
-    """(y/½height)² + (x/½width)² < 1, with y and x counted from the middle of the box."""
+    """(y/½height)² + (x/½width)² < 1, with y and x measured from the centre of the box."""
     vertical = (2 * row - box.top - box.bottom) / (box.bottom - box.top)
     horizontal = (2 * column - box.left - box.right) / (box.right - box.left)
     return vertical.square() + horizontal.square() < 1

@@ -1,4 +1,4 @@
-"""MNIST, read from the four idx files that travel with the package (or from a folder of them)."""
+"""MNIST, read from the four idx files that ship with the package or from a folder of them."""
 
 import gzip
 import zlib
@@ -17,7 +17,9 @@ _PREFIX: dict[Split, str] = {"train": "train", "test": "t10k"}
 
 
 def load_mnist(split: Split, folder: Path = SHIPPED) -> Dataset:
-    """60,000 training or 10,000 test digits."""
+    """Load the 60,000 training or the 10,000 test digits."""
+    if split not in _PREFIX:
+        raise InputError("MNIST has no validation images: use the train or the test split")
     prefix = _PREFIX[split]
     images = _read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", dimensions=3)
     labels = _read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", dimensions=1)
@@ -31,7 +33,7 @@ def load_mnist(split: Split, folder: Path = SHIPPED) -> Dataset:
 
 
 def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The idx format: two zero bytes, the type 8 (uint8), the rank, the sizes, the bytes."""
+    """Read the idx format: two zero bytes, type 8 (uint8), the rank, the sizes, the values."""
     try:
         data = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
@@ -44,6 +46,7 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     sizes = np.frombuffer(data, ">u4", count=dimensions, offset=4).astype(int)
     if len(data) != header + sizes.prod():
         raise InputError(
-            f"{path} should hold {sizes.prod()} values but holds {len(data) - header}"
+            f"{path} should hold {sizes.prod()} values but holds {len(data) - header}: "
+            "fetch it again"
         )
     return np.frombuffer(bytearray(data), np.uint8, offset=header).reshape(*sizes)

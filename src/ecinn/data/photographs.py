@@ -1,153 +1,147 @@
-"""Any image file people have, made into what a model reads; says what it had to do."""
+"""Turn any image people have into what a model reads, and note every change made to it."""
 
 import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ecinn.errors import InputError
 
+Source = str | Path | bytes | io.IOBase | Image.Image
+"""A path, the contents of an image file, a file opened in binary mode, or a Pillow image."""
 MAX_PIXELS = 64_000_000
-"""Larger files are refused before they are decoded: four bytes a pixel must fit in memory."""
+"""Larger images are refused before they are decoded: four bytes a pixel must fit in memory."""
 DIGIT_BOX = 20
 """MNIST's digits fill a box of 20 of the 28 pixels."""
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """A picture as the model reads it, and what was done to it."""
+    """An image as the model reads it, and the changes made to it."""
 
     image: UInt8[Tensor, "channels height width"]
     notes: tuple[str, ...]
 
 
-def read_photograph(
-    source: Any,  # noqa: ANN401
-    shape: tuple[int, int, int],
-    *,
-    digit: bool,
-) -> Photograph:
-    """Read a file of any size, colour and orientation.
+def read_photograph(source: Source, shape: tuple[int, int, int], *, digit: bool) -> Photograph:
+    """Convert an image of any size, mode and orientation to the model's shape.
 
     Args:
         shape: channels, height and width that the model reads.
-        digit: frame it as MNIST does: light ink on black, cropped, centred by its mass.
+        digit: frame it like MNIST: a light digit on black, cropped, centred by its mass.
     """
-    if isinstance(source, Image.Image):
-        return fit_photograph(source, shape, digit=digit)
-    if isinstance(source, str | Path):
-        return fit_photograph(_open(Path(source)), shape, digit=digit)
-    try:
-        picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        picture.load()
-    except (OSError, ValueError):
-        raise InputError("these bytes are not an image that can be read (PNG, JPEG, …)") from None
-    return fit_photograph(picture, shape, digit=digit)
-
-
-def fit_photograph(
-    picture: Image.Image, shape: tuple[int, int, int], *, digit: bool
-) -> Photograph:
-    """Upright, opaque, in the model's colours and size."""
     channels, height, width = shape
     notes: list[str] = []
+    picture = _open(source, notes)
     upright = ImageOps.exif_transpose(picture)
     if upright.size != picture.size or upright.tobytes() != picture.tobytes():
-        notes.append("turned upright as its EXIF data says")
+        notes.append("rotated upright according to its EXIF data")
     flat = _flatten(upright, notes)
-    if channels == 1:
-        if flat.mode == "RGB":
-            notes.append("colour turned to grey")
-        flat = flat.convert("L")
-    else:
-        if flat.mode == "L":
-            notes.append("grey, where the model knows colours")
-        flat = flat.convert("RGB")
+    if channels == 1 and flat.mode == "RGB":
+        notes.append("converted from colour to grey")
+    if channels == 3 and flat.mode == "L":
+        notes.append("the image is grey, but the model was trained on colour images")
+    flat = flat.convert("L" if channels == 1 else "RGB")
     if digit:
         flat = _frame_digit(flat, (width, height), notes)
     elif flat.size != (width, height):
-        stretched = "" if flat.width * height == flat.height * width else ", stretched"
-        notes.append(f"resized from {flat.width}×{flat.height} to {width}×{height}{stretched}")
+        verb = "resized" if flat.width * height == flat.height * width else "stretched"
+        notes.append(f"{verb} from {flat.width}×{flat.height} to {width}×{height}")
         flat = flat.resize((width, height), Image.Resampling.LANCZOS)
     array = np.array(flat, dtype=np.uint8).reshape(height, width, channels)
     return Photograph(torch.from_numpy(array.transpose(2, 0, 1).copy()), tuple(notes))
 
 
-def _open(path: Path) -> Image.Image:
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the image files in it")
+def _open(source: object, notes: list[str]) -> Image.Image:
+    """Decode the first frame of an image, unless it has no pixels or too many."""
+    name = str(source) if isinstance(source, str | Path) else "the image"
+    limit = f"the limit is {MAX_PIXELS // 1_000_000} million): make it smaller first"
     try:
-        # Opened here, so that it is closed whatever becomes of it.
-        with path.open("rb") as file, warnings.catch_warnings():
-            # Our own limit speaks below, before anything is decoded.
+        with warnings.catch_warnings():
+            # Pillow warns at a limit of its own; ours is checked here, before decoding.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            picture = Image.open(file)
-            if 0 in picture.size:
-                raise InputError(f"{path} has no pixels ({picture.width}×{picture.height})")
-            if picture.width * picture.height > MAX_PIXELS:
-                raise _too_large(path, f"{picture.width}×{picture.height}")
-            picture.load()
+            if isinstance(source, Image.Image):
+                picture = source
+            elif data := _read(source):
+                picture = Image.open(io.BytesIO(data))
+            else:
+                raise InputError(f"{name} is empty: save it again")
+        size = f"{picture.width}×{picture.height}"
+        if 0 in picture.size:
+            raise InputError(f"{name} has no pixels ({size})")
+        if picture.width * picture.height > MAX_PIXELS:
+            raise InputError(f"{name} is too large ({size} pixels, {limit}")
+        picture.load()
+        # A Pillow image is at the frame that the caller chose.
+        frames = 1 if picture is source else getattr(picture, "n_frames", 1)
     except Image.DecompressionBombError:
-        raise _too_large(path, "far too many") from None
+        raise InputError(f"{name} is too large (far too many pixels, {limit}") from None
     except UnidentifiedImageError:
-        raise InputError(f"{path} is not an image that can be read (PNG, JPEG, …)") from None
+        raise InputError(f"{name} is not an image file: give a PNG, JPEG or similar") from None
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise InputError(f"{path} is damaged or cut off ({error}): save it again") from None
+        raise InputError(f"{name} is damaged or incomplete ({error}): save it again") from None
+    if frames > 1 and picture.format != "MPO":  # phones store previews as further frames
+        notes.append(f"only the first of {frames} frames was used")
     return picture
 
 
-def _too_large(path: Path, size: str) -> InputError:
-    return InputError(
-        f"{path} is too large ({size} pixels, the limit is {MAX_PIXELS // 1_000_000} million): "
-        "make it smaller first"
-    )
+def _read(source: object) -> bytes:
+    """Return the contents of a path or of a file object."""
+    if isinstance(source, str | Path):
+        try:
+            return Path(source).read_bytes()
+        except FileNotFoundError:
+            raise InputError(f"{source}: no such file") from None
+        except IsADirectoryError:
+            raise InputError(f"{source} is a folder: name the image files in it") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{source} cannot be read ({error})") from None
+    data = source if isinstance(source, bytes) or not hasattr(source, "read") else source.read()
+    if not isinstance(data, bytes):
+        kinds = "a path, bytes, a file opened in binary mode, a Pillow image or an array"
+        raise InputError(f"an image is {kinds}, not {type(data).__name__}")
+    return data
 
 
 def _flatten(picture: Image.Image, notes: list[str]) -> Image.Image:
-    """As "L" or "RGB": palettes looked up, 16 bits scaled to 8, transparency on white."""
+    """Convert to "L" or "RGB": palettes looked up, 16 bits scaled to 8, transparency on white."""
     if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
         values = np.asarray(picture, dtype=np.float64)
-        # Floating-point images are taken in their own range; 16-bit ones by their format's.
+        # Floating-point images are scaled by their maximum, 16-bit images by their format's.
         top = values.max() if picture.mode == "F" else 65535.0 if values.max() > 255 else 255.0
         scaled = np.clip(values / (top or 1.0), 0, 1) * 255
         return Image.fromarray(scaled.round().astype(np.uint8))
     if picture.has_transparency_data:
         rgba = picture.convert("RGBA")
         if rgba.getchannel("A").getextrema() != (255, 255):
-            notes.append("transparency laid on white")
+            notes.append("transparent areas became white")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         picture = Image.alpha_composite(white, rgba)
-    grey = picture.mode in ("L", "1", "LA")
-    return picture.convert("L" if grey else "RGB")
+    return picture.convert("L" if picture.mode in ("L", "1", "LA") else "RGB")
 
 
 def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) -> Image.Image:
-    """Light ink on black; a picture of another size is cropped to the ink and centred."""
+    """Make the digit light on black; crop to it and centre it unless the size is right."""
     values = np.asarray(picture, dtype=np.float64)
     border = np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
     if np.median(border) > 127:
         values = 255 - values
-        notes.append("inverted: dark on light became light on dark")
+        notes.append("inverted: the background was lighter than the digit")
     if np.ptp(values) == 0:
-        notes.append("no ink: one even shade")
+        notes.append("blank: all pixels have the same value")
     if picture.size == size:
         return Image.fromarray(values.astype(np.uint8))
-    notes.append(f"cropped to the ink of {picture.width}×{picture.height} and centred")
-    # Paper is never quite even: what is darker than a third of the brightest ink is ground.
-    ground = np.median(values)
-    ink = np.clip(values - ground, 0, None)
+    notes.append(f"cropped from {picture.width}×{picture.height} to the digit and centred")
+    # Paper is never quite even: whatever is below a third of the brightest ink is background.
+    ink = np.clip(values - np.median(values), 0, None)
     peak = np.percentile(ink, 99.9) or ink.max()
     ink = np.clip(ink / (peak or 1.0), 0, 1)
     ink[ink < 1 / 3] = 0
@@ -159,19 +153,16 @@ def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) 
 
 
 def _centre(ink: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Scale the ink into the digit box and put its centre of mass in the middle."""
-    box = DIGIT_BOX * min(size) / 28
-    factor = box / max(ink.size)
+    """Scale the ink into the digit box and move its centre of mass to the middle."""
+    factor = DIGIT_BOX * min(size) / 28 / max(ink.size)
     scaled = (max(1, round(ink.width * factor)), max(1, round(ink.height * factor)))
     small = ink.resize(scaled, Image.Resampling.LANCZOS)
-    mass: NDArray[np.float64] = np.asarray(small, dtype=np.float64)
+    mass = np.asarray(small, dtype=np.float64)
     total = mass.sum() or 1.0
-    centre_y = (mass.sum(1) * np.arange(mass.shape[0])).sum() / total
     centre_x = (mass.sum(0) * np.arange(mass.shape[1])).sum() / total
-    left = round((size[0] - 1) / 2 - centre_x)
-    top = round((size[1] - 1) / 2 - centre_y)
-    left = min(max(left, 0), size[0] - small.width)
-    top = min(max(top, 0), size[1] - small.height)
+    centre_y = (mass.sum(1) * np.arange(mass.shape[0])).sum() / total
+    left = min(max(round((size[0] - 1) / 2 - centre_x), 0), size[0] - small.width)
+    top = min(max(round((size[1] - 1) / 2 - centre_y), 0), size[1] - small.height)
     framed = Image.new("L", size)
     framed.paste(small, (left, top))
     return framed

@@ -1,13 +1,15 @@
-"""A class cue planted at a known place into any images: ground truth to test explainers on."""
+"""Images whose class is planted at a known place: ground truth to test explanations on."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int, Num, UInt8
+from jaxtyping import Bool, Int, Num
 from torch import Tensor
 
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
+from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
+from ecinn.pixels import Labels, StoredImages
 
 Pixel = tuple[int, int]
 """Row and column."""
@@ -15,29 +17,30 @@ Pixel = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cue:
-    """One mark per class. All marks together are the region, where alone the class is said."""
+    """One mark per class. All marks together form the region that alone determines the class."""
 
     marks: tuple[tuple[Pixel, ...], ...]
-    """Pixels of every class's mark; no pixel belongs to two of them."""
+    """Pixels of every class's mark; no two marks share a pixel."""
     height: int
     width: int
     on: int = 255
     off: int = 0
 
     def __post_init__(self) -> None:
+        """Check that the marks are possible."""
         if len(self.marks) < 2:
-            raise InputError(f"a cue tells at least two classes apart, not {len(self.marks)}")
+            raise InputError(f"a cue distinguishes at least two classes, not {len(self.marks)}")
         if not all(self.marks):
             raise InputError("every class needs a mark of at least one pixel")
         pixels = [pixel for mark in self.marks for pixel in mark]
         for row, column in pixels:
             if not (0 <= row < self.height and 0 <= column < self.width):
                 raise InputError(
-                    f"the mark at row {row}, column {column} lies outside of the "
+                    f"the mark at row {row}, column {column} lies outside the "
                     f"{self.height}×{self.width} image: move it inside"
                 )
         if len(set(pixels)) < len(pixels):
-            raise InputError("two marks share a pixel: give every class pixels of its own")
+            raise InputError("two marks share a pixel: give every class its own pixels")
         if not {self.on, self.off} <= set(range(256)) or self.on == self.off:
             raise InputError(
                 f"on and off are two different values of 0 to 255, not {self.on} and {self.off}"
@@ -50,7 +53,7 @@ class Cue:
 
     @property
     def stencils(self) -> Bool[Tensor, "classes height width"]:
-        """Where the mark of every class is."""
+        """Pixels of the mark of every class."""
         stencils = torch.zeros((self.classes, self.height, self.width), dtype=torch.bool)
         for label, mark in enumerate(self.marks):
             for row, column in mark:
@@ -59,13 +62,14 @@ class Cue:
 
     @property
     def mask(self) -> Bool[Tensor, "height width"]:
-        """The region: where any mark may be, so where a right explanation may point to."""
+        """Pixels of all marks: the only place that a correct explanation points to."""
         return self.stencils.any(0)
 
-    def paint(
-        self, images: UInt8[Tensor, "batch channels height width"], labels: Int[Tensor, " batch"]
-    ) -> UInt8[Tensor, "batch channels height width"]:
-        """Copies with the label's mark on and the rest of the region off: the perfect answer."""
+    def paint(self, images: StoredImages, labels: Labels) -> StoredImages:
+        """Copy images, switch the label's mark on and the rest of the region off.
+
+        This is the perfect counterfactual.
+        """
         self._require_fit(images)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise InputError(f"labels of this cue are 0 to {self.classes - 1}")
@@ -74,9 +78,9 @@ class Cue:
         return images.masked_fill(mask, self.off).masked_fill(mark, self.on)
 
     def read(self, images: Num[Tensor, "*batch channels height width"]) -> Int[Tensor, "*batch"]:
-        """argmax_k of the mean over mark k, towards "on": the true class of a counterfactual.
+        """argmax_k of the mean over mark k, towards `on`: the true class of a counterfactual.
 
-        A tie is told as the first of its classes.
+        Ties go to the lowest class.
         """
         self._require_fit(images)
         stencils = self.stencils.to(images.device)
@@ -95,7 +99,7 @@ class Cue:
 def plant(
     dataset: Dataset, cue: Cue, generator: torch.Generator, class_names: tuple[str, ...]
 ) -> Dataset:
-    """The same images under new, uniformly random labels that only the cue tells."""
+    """Give the images new, uniformly random labels that only the cue reveals."""
     if len(class_names) != cue.classes:
         raise InputError(
             f"{len(class_names)} class names for a cue of {cue.classes} classes: give one for each"
@@ -104,3 +108,26 @@ def plant(
         cue.classes, (len(dataset),), generator=generator, device=generator.device
     ).to(dataset.images.device)
     return Dataset(cue.paint(dataset.images, labels), labels, class_names)
+
+
+FAKE_MNIST_CUE = Cue(marks=tuple(((row, 0),) for row in range(10)), height=28, width=28)
+"""Section 4.1: a white pixel in row k of the left column means class k.
+
+The authors leave the other nine pixels as they are in MNIST, where they are black in all but two
+of the 10,000 test images. Here they are black in all, so that the region holds nothing else.
+"""
+
+FAKE_MNIST_SEEDS: dict[Split, int] = {"train": 60_000, "test": 10_000}
+"""Seed of the labels, equal to the split's number of images, so that everybody has the same."""
+
+
+def fake_mnist(mnist: Dataset, generator: torch.Generator) -> Dataset:
+    """Plant FakeMNIST's cue into digits, under uniformly random labels."""
+    names = tuple(str(label) for label in range(FAKE_MNIST_CUE.classes))
+    return plant(mnist, FAKE_MNIST_CUE, generator, names)
+
+
+def load_fake_mnist(split: Split) -> Dataset:
+    """Load FakeMNIST, always the same 60,000 training or 10,000 test images in MNIST's order."""
+    mnist = load_mnist(split)
+    return fake_mnist(mnist, torch.Generator().manual_seed(FAKE_MNIST_SEEDS[split]))

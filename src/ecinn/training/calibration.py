@@ -20,8 +20,8 @@ from ecinn.classifier.out_of_distribution import (
 )
 from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
+from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
-from ecinn.data.misplaced import misplace
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from ecinn.data.celeba_files import find_folder
+from ecinn.data.celeba import find_folder
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.model import Model, load

@@ -14,8 +14,8 @@ from torch import nn
 
 from ecinn.cli import benchmark as command
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.data.mnist import load_mnist
+from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
 from ecinn.model import Model, load

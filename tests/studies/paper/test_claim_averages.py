@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ecinn.auditing.measurement import rate
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
 from ecinn.data.mnist import load_mnist
-from ecinn.data.planted import Cue
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load

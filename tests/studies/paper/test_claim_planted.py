@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE, load_fake_mnist
+from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.model import load
 from ecinn.studies.judges import load_judges
 from ecinn.studies.paper import claim_planted as planted

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
+from ecinn.data.planted import FAKE_MNIST_CUE
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import Heatmaps
-from ecinn.attribution.scores import Classes
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.explanation.result import Images
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics.heatmaps import Importance, PerImage, importance
 from ecinn.metrics.replacement import area_under_curve, replacement_curve
+from ecinn.pixels import Labels
 from ecinn.studies.benchmark.heatmap_results import Measure, Role, Section
 
 COUNTERFACTUAL = "counterfactual"
@@ -48,7 +48,7 @@ class Reader:
     section: Section
     network: nn.Module
     x: Images
-    p: Classes
+    p: Labels
     replacements: Mapping[str, Images]
     batch_size: int
     seed: int

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ecinn.attribution.scores import Classes
 from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.explanation.result import Images
 from ecinn.metrics import heatmaps as metrics
 from ecinn.metrics.heatmaps import Importance, PerImage
+from ecinn.pixels import Labels
 from ecinn.studies.benchmark.heatmap_results import Measure, Role
 from ecinn.studies.benchmark.quality import CUES
 
@@ -24,7 +24,7 @@ ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Where people would look; what the network looks at nobody knows."""
 
 
-def localisation(dataset: str, s: Importance, p: Classes, q: Classes) -> dict[Measure, PerImage]:
+def localisation(dataset: str, s: Importance, p: Labels, q: Labels) -> dict[Measure, PerImage]:
     """Where the importance is: in a planted cue's marks, or in the parts of a face."""
 
     def measure(name: str, better: Better = "more", role: Role = "counted") -> Measure:

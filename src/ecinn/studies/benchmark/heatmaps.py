@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ecinn.attribution.gradients import captum
 from ecinn.attribution.heatmaps import (
     DEFAULTS,
     METHODS,
     HeatmapMethod,
     Heatmaps,
-    _captum,
     ecinn_heatmaps,
     heatmaps,
 )
@@ -273,7 +273,7 @@ def require_methods(names: Sequence[str]) -> tuple[HeatmapMethod, ...]:
             raise InputError(f"the method {name} is named twice: name every method once")
     chosen = tuple(method for method in METHODS if method in names or method == "ecinn")
     if set(chosen) - {"ecinn", "gradient_shap"}:
-        _captum()  # before anything takes long
+        captum()  # before anything takes long
     return chosen
 
 

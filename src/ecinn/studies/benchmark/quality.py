@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
-from ecinn.data.planted import Cue
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.counterfactuals import Images, Labels, MeanWithInterval

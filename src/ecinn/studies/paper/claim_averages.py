@@ -11,8 +11,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.auditing.measurement import Rate, rate
 from ecinn.data.dataset import Dataset
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
-from ecinn.data.planted import Cue
+from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics.counterfactuals import Images, Labels

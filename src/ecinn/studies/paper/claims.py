@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ecinn.attribution.heatmaps import METHODS
-from ecinn.data.fake_mnist import FAKE_MNIST_CUE
+from ecinn.data.planted import FAKE_MNIST_CUE
 from ecinn.studies.benchmark.record import jsonable
 from ecinn.studies.benchmark.side_by_side import draw_pairs
 from ecinn.studies.judges import Judges, load_judges

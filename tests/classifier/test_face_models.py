@@ -1,4 +1,4 @@
-"""The models of faces that ship: they load, they hold what they promise on real faces."""
+"""The shipped face models: they load, and they keep their promises on real faces."""
 
 import subprocess
 
@@ -9,9 +9,9 @@ from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint
 from ecinn.data.celeba import class_names
 from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.model import Model, load
-from helpers.paths import REPOSITORY
+from helpers.paths import REPOSITORY, SHARED
 
-FACES = REPOSITORY.parent / "shared" / "data" / "celeba"
+FACES = SHARED / "celeba"
 needs_faces = pytest.mark.skipif(not FACES.is_dir(), reason="needs ../shared/data/celeba")
 NAMES = ("celeba-smile", "celeba-cheekbones", "celeba-lipstick", "celeba-makeup")
 LARGEST = 48 * 2**20
@@ -30,7 +30,7 @@ def faces(model: Model) -> Dataset:
     return Dataset(data.images[rows], data.labels[rows], data.class_names)
 
 
-def test_they_load_by_name(model: Model) -> None:
+def test_load_by_name(model: Model) -> None:
     recipe = model.checkpoint.recipe
     assert recipe.beta == 1.0
     assert model.classifier.image_shape == (3, 64, 64)
@@ -41,7 +41,7 @@ def test_they_load_by_name(model: Model) -> None:
     assert model.checkpoint.metrics["reached_q"] > 0.995
 
 
-def test_a_flat_picture_is_told_from_a_face(model: Model) -> None:
+def test_a_uniform_image_is_out_of_distribution(model: Model) -> None:
     flat = torch.full((1, 3, 64, 64), 140, dtype=torch.uint8)
     e = model.explain(flat, check=False)
     assert "texture" in e.reasons(0)
@@ -49,27 +49,31 @@ def test_a_flat_picture_is_told_from_a_face(model: Model) -> None:
     assert float(e.round_trip_error) < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.celeba
 @needs_faces
-def test_real_faces_are_read_turned_and_brought_back(model: Model, faces: Dataset) -> None:
+def test_real_faces_are_explained_and_reconstructed(model: Model, faces: Dataset) -> None:
     e = model.explain(faces.images)
     assert int((e.p == faces.labels).sum()) >= 11
     assert int(e.convincing_certificate.reached.sum()) >= 15
     assert float(e.round_trip_error.max()) < 1e-4
     assert int(e.typical.sum()) >= 15
-    # Of a face more changes in the middle than at the edge.
+    # The middle of a face changes more than the edge.
     change = e.heatmap[:, 0].abs().mean((0, 1))
-    times = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
+    ratio = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
     # The lipstick model changes backgrounds more than the others do.
-    assert times > (1.4 if model.checkpoint.recipe.name == "celeba-lipstick" else 1.5)
+    assert ratio > (1.4 if model.checkpoint.recipe.name == "celeba-lipstick" else 1.5)
 
 
+@pytest.mark.slow
+@pytest.mark.celeba
 @needs_faces
-def test_faces_upside_down_are_unlike(model: Model, faces: Dataset) -> None:
+def test_faces_upside_down_are_out_of_distribution(model: Model, faces: Dataset) -> None:
     e = model.explain(faces.images.flip(2), check=False)
     assert int((~e.typical).sum()) >= 14
 
 
-def test_all_files_together_stay_small() -> None:
+def test_the_repository_stays_small() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False
     )
