@@ -151,10 +151,14 @@ def test_docs_python_runs(workshop: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_the_training_script_runs(workshop: Path) -> None:
-    names = run_examples(DOCS / "train-your-own.md")
+    script, finetuning = blocks(DOCS / "train-your-own.md", "python")
+    names: dict[str, object] = {}
+    exec(script, names)  # noqa: S102
     evaluation = ecinn.evaluate(names["model"], names["test"])
     assert evaluation.error < 0.01
     assert evaluation.reached_q > 0.99
+    names["train"] = names["train"].first(256)
+    exec(finetuning.replace("epochs=4", "epochs=1"), names)  # noqa: S102
     assert ecinn.load(workshop / "runs" / "shapes-finetuned").name == "shapes"
 
 
