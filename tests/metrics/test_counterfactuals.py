@@ -223,21 +223,3 @@ def test_share_inside_counts_squares_and_is_nan_where_nothing_changed(uniform) -
     same = metrics.share_inside(change, mask[0])
     torch.testing.assert_close(same[0], each[0])
     assert metrics.share_inside(change[:2], torch.ones(4, 4).bool()).tolist() == [1, 1]
-
-
-def test_interval_covers_the_true_mean_19_times_of_20(generator: torch.Generator) -> None:
-    draws = 2 + 3 * torch.randn((4000, 100), generator=generator, dtype=torch.float64)
-    answers = [metrics.mean_and_interval(row) for row in draws]
-    covered = np.mean([abs(answer.mean - 2) <= answer.half_width for answer in answers])
-    assert 0.935 < covered < 0.96
-    assert answers[0].mean == pytest.approx(float(draws[0].mean()))
-    assert answers[0].n == 100
-
-
-def test_interval_of_a_share_is_the_binomials_and_of_nothing_is_nan() -> None:
-    share = metrics.mean_and_interval(torch.arange(1000) < 250)
-    assert share.mean == 0.25
-    assert share.half_width == pytest.approx(1.96 * math.sqrt(0.25 * 0.75 / 1000))
-    nothing = metrics.mean_and_interval(torch.zeros(0))
-    assert math.isnan(nothing.mean)
-    assert nothing.n == 0

@@ -1,4 +1,4 @@
-"""Every measure of heatmaps against its definition, computed another way."""
+"""Every metric of heatmaps against its definition, computed another way."""
 
 import math
 from itertools import pairwise, product
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.metrics import heatmaps as metrics
-from ecinn.metrics import replacement as replacing
 
 
 @pytest.fixture
@@ -60,13 +59,11 @@ def test_curve_replaces_whole_pixels_one_by_one(steps, insertion, uniform, gener
         return (images.flatten(1) @ weights).sin()
 
     options = {"insertion": insertion, "steps": steps}
-    curve = replacing.replacement_curve(score, x, other, s, generator=generator, **options)
+    curve = metrics.replacement_curve(score, x, other, s, generator=generator, **options)
     assert calls == [4] * (steps + 1)
     ends = score(x), score(other)
     calls.clear()
-    same = replacing.replacement_curve(
-        score, x, other, s, generator=generator, ends=ends, **options
-    )
+    same = metrics.replacement_curve(score, x, other, s, generator=generator, ends=ends, **options)
     assert calls == [4] * (steps - 1)
     assert torch.equal(same, curve)
     for i in range(4):
@@ -87,14 +84,14 @@ def test_curve_of_a_linear_score_is_a_cumulative_sum(uniform, generator) -> None
         return (images * weights).sum((1, 2, 3))
 
     steps = {"insertion": False, "steps": 12, "generator": generator}
-    curve = replacing.replacement_curve(score, x, other, gain, **steps)
+    curve = metrics.replacement_curve(score, x, other, gain, **steps)
     falls = gain.flatten(1).sort(1, descending=True).values.cumsum(1)
     expected = torch.cat([score(x)[:, None], score(x)[:, None] - falls], 1)
     torch.testing.assert_close(curve, expected)
-    area = replacing.area_under_curve(curve)
+    area = metrics.area_under_curve(curve)
     for control in (uniform(5, 3, 4), -gain):
-        slower = replacing.replacement_curve(score, x, other, control, **steps)
-        assert (replacing.area_under_curve(slower) > area).all()
+        slower = metrics.replacement_curve(score, x, other, control, **steps)
+        assert (metrics.area_under_curve(slower) > area).all()
 
 
 def test_equally_important_pixels_go_by_lot() -> None:
@@ -112,7 +109,7 @@ def test_equally_important_pixels_go_by_lot() -> None:
         ends = score(x), score(other)
         generator = torch.Generator().manual_seed(seed)
         options = {"insertion": False, "steps": 600, "generator": generator, "ends": ends}
-        replacing.replacement_curve(score, x, other, s, **options)
+        metrics.replacement_curve(score, x, other, s, **options)
         changed = [x.flatten(1), *seen[2:], other.flatten(1)]
         return torch.stack([b - a for a, b in pairwise(changed)]).argmax(2).T.tolist()
 
@@ -134,25 +131,25 @@ def test_curve_keeps_no_gradient_and_refuses_what_is_not_a_score(uniform, genera
         return images.flatten(1) @ weights[:, 0]
 
     how = {"insertion": True, "generator": generator}
-    curve = replacing.replacement_curve(score, *arguments, **how)
+    curve = metrics.replacement_curve(score, *arguments, **how)
     assert not curve.requires_grad
-    assert curve.shape == (2, replacing.STEPS + 1)
+    assert curve.shape == (2, metrics.STEPS + 1)
     with pytest.raises(InputError, match="one number for each of 2 images"):
-        replacing.replacement_curve(lambda images: images.flatten(1) @ weights, *arguments, **how)
+        metrics.replacement_curve(lambda images: images.flatten(1) @ weights, *arguments, **how)
     with pytest.raises(InputError, match="at least one step"):
-        replacing.replacement_curve(score, *arguments, steps=0, **how)
+        metrics.replacement_curve(score, *arguments, steps=0, **how)
 
 
 def test_area_of_a_step_of_a_line_and_of_any_curve(uniform) -> None:
     step = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0]])
-    assert replacing.area_under_curve(step).item() == pytest.approx(1.5 / 4)
+    assert metrics.area_under_curve(step).item() == pytest.approx(1.5 / 4)
     line = torch.linspace(0.2, 0.6, 7)[None]
-    assert replacing.area_under_curve(line).item() == pytest.approx(0.4)
+    assert metrics.area_under_curve(line).item() == pytest.approx(0.4)
     curve = uniform(3, 11)
     expected = np.trapezoid(curve.numpy(), np.linspace(0, 1, 11), axis=1)
-    np.testing.assert_allclose(replacing.area_under_curve(curve).numpy(), expected)
+    np.testing.assert_allclose(metrics.area_under_curve(curve).numpy(), expected)
     with pytest.raises(InputError, match="two points"):
-        replacing.area_under_curve(curve[:, :1])
+        metrics.area_under_curve(curve[:, :1])
 
 
 @pytest.mark.parametrize(("shape", "sigma"), [((9, 13), 0.1), ((12, 7), 0.3), ((5, 6), 2.0)])
@@ -162,18 +159,18 @@ def test_blur_is_scipys_with_sigma_of_the_shorter_side(shape, sigma, uniform) ->
     expected = scipy.ndimage.gaussian_filter(
         x.numpy(), pixels, mode="reflect", radius=math.ceil(4 * pixels), axes=(2, 3)
     )
-    answer = replacing.blurred(x, sigma)
+    answer = metrics.blurred(x, sigma)
     np.testing.assert_allclose(answer.numpy(), expected, rtol=1e-12)
     torch.testing.assert_close(answer.mean((2, 3)), x.mean((2, 3)))
-    assert replacing.blurred(x.float(), sigma).dtype == torch.float32
+    assert metrics.blurred(x.float(), sigma).dtype == torch.float32
     for nothing in (0.0, -sigma, math.nan):
-        with pytest.raises(InputError, match="above 0"):
-            replacing.blurred(x, nothing)
+        with pytest.raises(InputError, match="sigma must be above 0"):
+            metrics.blurred(x, nothing)
 
 
 def test_noise_is_uniform_and_the_generators(uniform) -> None:
     x = uniform(4, 3, 20, 20).float()
-    draws = [replacing.noise_like(x, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    draws = [metrics.noise_like(x, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     assert (draws[0].shape, draws[0].dtype) == (x.shape, x.dtype)
@@ -222,7 +219,7 @@ def test_localisation_auc_is_mann_whitneys_u_with_ties(levels: int, uniform) -> 
 
 def test_regions_that_cannot_be_found_are_refused(uniform) -> None:
     s, nothing = uniform(2, 3, 3), torch.zeros(3, 3).bool()
-    with pytest.raises(InputError, match="without a pixel"):
+    with pytest.raises(InputError, match="no pixels"):
         metrics.relative_density(s, nothing)
     for mask in (nothing, ~nothing):
         with pytest.raises(InputError, match="inside and outside"):

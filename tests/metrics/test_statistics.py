@@ -1,7 +1,8 @@
-"""Intervals: against scipy's, and by how often they hold the truth."""
+"""Confidence intervals: compared with scipy's, and by how often they cover the true value."""
 
 import math
 import random
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from scipy.stats import binomtest
 
 from ecinn.errors import InputError
 from ecinn.metrics.statistics import (
+    Interval,
+    bootstrap,
     bootstrap_interval,
+    normal_interval,
     paired_difference_interval,
-    wilson_interval,
+    proportion,
+    wilson,
 )
 
 
@@ -27,26 +32,37 @@ def test_wilson_interval_is_scipys() -> None:
     for n in (1, 7, 989, 10_000):
         for k in {0, n, draw.randint(0, n), draw.randint(0, n)}:
             expected = binomtest(k, n).proportion_ci(0.95, method="wilson")
-            assert wilson_interval(k, n) == pytest.approx(tuple(expected), abs=1e-12)
+            interval = wilson(k, n)
+            assert (interval.mean, interval.n) == (k / n, n)
+            assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=1e-12)
 
 
-def test_wilson_interval_ends_where_the_share_is_as_many_deviations_away() -> None:
+def test_ends_of_wilsons_interval_are_196_deviations_from_the_share() -> None:
     """Its definition: |p̂ − p| = 1.96 deviations of a share of n with probability p."""
-    for end in wilson_interval(86, 989):
+    interval = wilson(86, 989)
+    for end in (interval.low, interval.high):
         deviation = math.sqrt(end * (1 - end) / 989)
         assert abs(86 / 989 - end) == pytest.approx(1.96 * deviation, rel=1e-4)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson(0, 0) == Interval(0.0, 0.0, 1.0, 0)
 
 
-def test_a_share_lies_between_none_and_all() -> None:
-    """Exactly: what exceeds it by rounding would be a share of more than all."""
+def test_wilsons_interval_stays_within_0_and_1() -> None:
     for n in range(1, 100):
-        assert wilson_interval(0, n)[0] >= 0
-        assert wilson_interval(n, n)[1] <= 1
+        assert wilson(0, n).low >= 0
+        assert wilson(n, n).high <= 1
+
+
+def test_proportion_counts_true_values(generator) -> None:
+    happened = torch.rand(70, generator=generator) < 0.3
+    assert proportion(happened) == wilson(sum(happened.tolist()), 70)
+
+
+def test_half_width_is_half_of_the_interval() -> None:
+    assert Interval(0.4, 0.1, 0.9, 3).half_width == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95])
-def test_interval_is_scipys_percentile_bootstrap(level: float, uniform, generator) -> None:
+def test_bootstrap_interval_is_scipys(level: float, uniform, generator) -> None:
     values = uniform(60) ** 3
     ours = bootstrap_interval(values, level=level, resamples=8000, generator=generator)
     scipys = scipy.stats.bootstrap(
@@ -56,14 +72,14 @@ def test_interval_is_scipys_percentile_bootstrap(level: float, uniform, generato
         confidence_level=level,
         method="percentile",
         rng=np.random.default_rng(0),
-    ).bootstrap_interval
+    ).confidence_interval
     assert ours.mean == pytest.approx(float(values.mean()))
     width = scipys.high - scipys.low
     assert ours.low == pytest.approx(scipys.low, abs=0.04 * width)
     assert ours.high == pytest.approx(scipys.high, abs=0.04 * width)
 
 
-def test_interval_covers_the_true_mean_9_times_of_10(noise, generator) -> None:
+def test_bootstrap_interval_covers_the_true_mean_9_times_of_10(noise, generator) -> None:
     covered = []
     for values in 2 + 3 * noise(500, 80):
         answer = bootstrap_interval(values, level=0.9, resamples=150, generator=generator)
@@ -72,14 +88,14 @@ def test_interval_covers_the_true_mean_9_times_of_10(noise, generator) -> None:
 
 
 def test_pairs_are_resampled_together(uniform) -> None:
-    """What images differ in cancels: a constant difference has no width at all."""
+    """Differences between images cancel: a constant difference has an interval of width 0."""
 
     def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(4)
 
     a, b = 10 * uniform(50), uniform(50)
     answer = paired_difference_interval(a + 0.25, a, generator=seeded())
-    assert answer == pytest.approx((0.25, 0.25, 0.25))
+    assert astuple(answer) == pytest.approx((0.25, 0.25, 0.25, 50))
     expected = bootstrap_interval(a - b, generator=seeded())
     assert paired_difference_interval(a, b, generator=seeded()) == expected
     for asked in ({"level": 0.5}, {"resamples": 40}):
@@ -90,7 +106,15 @@ def test_pairs_are_resampled_together(uniform) -> None:
     assert shares.mean == pytest.approx(float(won.double().mean() - lost.double().mean()))
 
 
-def test_intervals_that_cannot_be_had_are_refused(uniform, generator) -> None:
+def test_bootstrap_of_any_statistic_resamples_columns_together(uniform, generator) -> None:
+    a = uniform(200)
+    ratio = bootstrap(
+        lambda x, y: x.sum(-1) / y.sum(-1), a, 2 * a, resamples=50, generator=generator
+    )
+    assert astuple(ratio) == pytest.approx((0.5, 0.5, 0.5, 200))
+
+
+def test_impossible_intervals_are_refused(uniform, generator) -> None:
     some = uniform(5)
     for wrong in ({"level": 0.0}, {"level": 1.0}, {"resamples": 0}):
         with pytest.raises(InputError, match="level"):
@@ -100,3 +124,21 @@ def test_intervals_that_cannot_be_had_are_refused(uniform, generator) -> None:
     with pytest.raises(InputError, match="not pairs"):
         # Past the type checker on purpose: it would refuse this first.
         paired_difference_interval.__wrapped__(some, some[:1], generator=generator)
+
+
+def test_normal_interval_covers_the_true_mean_19_times_of_20(generator: torch.Generator) -> None:
+    draws = 2 + 3 * torch.randn((4000, 100), generator=generator, dtype=torch.float64)
+    answers = [normal_interval(row) for row in draws]
+    covered = np.mean([abs(answer.mean - 2) <= answer.half_width for answer in answers])
+    assert 0.935 < covered < 0.96
+    assert answers[0].mean == pytest.approx(float(draws[0].mean()))
+    assert answers[0].n == 100
+
+
+def test_normal_interval_of_a_share_is_the_binomials_and_of_nothing_is_nan() -> None:
+    share = normal_interval(torch.arange(1000) < 250)
+    assert share.mean == 0.25
+    assert share.half_width == pytest.approx(1.96 * math.sqrt(0.25 * 0.75 / 1000))
+    nothing = normal_interval(torch.zeros(0))
+    assert math.isnan(nothing.mean)
+    assert nothing.n == 0

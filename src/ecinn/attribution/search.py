@@ -14,6 +14,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, convincing_latent, resolve_targets
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Counterfactuals
+from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, Labels, to_pixels, to_uint8
 
 BATCH_SIZE = 64
@@ -277,7 +278,8 @@ def _for_every_pair(
     batch_size: int,
 ) -> Counterfactuals:
     """Encode every image once, then solve for every image and target, batch by batch."""
-    with torch.inference_mode(mode=False), torch.no_grad():
+    # Exact also in backward passes, which run outside the classifier's own methods.
+    with exact_convolutions(), torch.inference_mode(mode=False), torch.no_grad():
         x = x.clone()
         z = torch.cat([classifier.encode_with_log_det(part)[0] for part in x.split(batch_size)])
         p = equations.log_posterior(z, classifier.mu).argmax(1)

@@ -3,9 +3,7 @@
 from ecinn.cli import (  # noqa: F401
     audit,
     benchmark,
-    benchmark_faces,
-    benchmark_heatmaps,
-    benchmark_rounding,
+    benchmark_models,
     beta,
     evaluate,
     explain,

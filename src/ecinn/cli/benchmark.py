@@ -1,4 +1,4 @@
-"""`ecinn benchmark` and `ecinn judges`: how good counterfactuals are, beside other methods'."""
+"""`ecinn benchmark authors`, `counterfactuals` and `consistency`, and helpers of them all."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -14,33 +14,24 @@ from rich.table import Table as RichTable
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.data.dataset import load_dataset
-from ecinn.drawing.pictures import png_bytes
+from ecinn.drawing.table import Table
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.model import load
-from ecinn.studies.benchmark import tables
-from ecinn.studies.benchmark.authors import DATASETS, AuthorsResult, score_authors
-from ecinn.studies.benchmark.authors_files import BenchmarkName, load_authors
-from ecinn.studies.benchmark.autoencoders import load_autoencoders
-from ecinn.studies.benchmark.consistency import measure_consistency
-from ecinn.studies.benchmark.figure import cost_figure, sheet
-from ecinn.studies.benchmark.methods import METHODS, require_known
-from ecinn.studies.benchmark.quality import CUES, JUDGES, find_judges
-from ecinn.studies.benchmark.record import jsonable, provenance, write_json, write_text
-from ecinn.studies.benchmark.side_by_side import Made, Pairs, SideBySide, compare_methods
+from ecinn.studies.benchmark.quality import JUDGES
 from ecinn.studies.judges import JudgeProgress, JudgeSettings, train_judges
 
 benchmark = typer.Typer(
-    no_args_is_help=True, help="Measure counterfactuals beside other methods and the authors'."
+    no_args_is_help=True, help="Compare counterfactuals and heatmaps with other methods."
 )
 app.add_typer(benchmark, name="benchmark")
 
-ModelName = Annotated[str, typer.Option(help="A model's name or path.")]
+ModelName = Annotated[str, typer.Option(help="Name or path of a model.")]
 JudgesName = Annotated[
-    str | None, typer.Option("--judges", help="Judges' name or path; by default the data set's.")
+    str | None, typer.Option("--judges", help="Name or path of judges; default: the dataset's.")
 ]
-Seed = Annotated[int, typer.Option(help="Draws the random images and targets.")]
+Seed = Annotated[int, typer.Option(help="Seed of random images and targets.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+Images = Annotated[int, typer.Option("--n", help="Number of random test images.")]
 RESULTS = Path("results")
 
 
@@ -50,36 +41,46 @@ def authors_benchmark(
     model: ModelName = "mnist",
     fake_model: Annotated[str, typer.Option(help="The model of FakeMNIST.")] = "fakemnist",
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Only the first so many images; no control then.")
+        int | None, typer.Option(min=2, help="First images only; skips the control.")
     ] = None,
-    curve: Annotated[bool, typer.Option(help="Also over asked confidences.")] = True,
+    curve: Annotated[bool, typer.Option(help="Also measure at asked confidences.")] = True,
     judges_name: JudgesName = None,
     out_dir: Out = RESULTS,
-    device: Device = "cpu",
+    device: Device = "auto",
     json_output: Json = False,
 ) -> None:
     """Score the authors' published counterfactuals again, and ours of the same images."""
+    from ecinn.model import load
+    from ecinn.studies.benchmark import authors, authors_tables
+    from ecinn.studies.benchmark.authors_files import (
+        DATASETS,
+        BenchmarkName,
+        load_authors,
+        load_autoencoders,
+    )
+    from ecinn.studies.benchmark.quality import find_judges
+    from ecinn.studies.benchmark.record import document, jsonable, provenance
+
     chosen = device_name(device)
     names: dict[BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
-    # All input is read before anything is written: what is missing leaves no files.
+    # All input is read before anything is written.
     benchmarks = {name: load_authors(data, name) for name in names}
     models = {name: load(given, chosen) for name, given in names.items()}
     for name, dataset in DATASETS.items():
-        if models[name].checkpoint.recipe.dataset != dataset:
-            raise InputError(f"{names[name]} is no model of {dataset}: give one that is")
+        if models[name].recipe.dataset != dataset:
+            raise InputError(f"{names[name]} is not a model of {dataset}: give one that is")
     autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
     judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
     folder = output_folder(out_dir)
-    command = f"ecinn benchmark authors --data DIR --model {model} --fake-model {fake_model}"
-    command += f" --limit {limit}" if limit is not None else ""
-    command += "" if curve else " --no-curve"
-    command += f" --judges {judges_name}" if judges_name is not None else ""
+    line = command_line("authors", data="DIR", model=model, fake_model=fake_model, limit=limit)
+    line += "" if curve else " --no-curve"
+    line += "" if judges_name is None else f" --judges {judges_name}"
     results: dict[str, Any] = {}
     pages: list[str] = []
     for name in names:
-        record = provenance(command, models[name], judges)
+        record = provenance(line, models[name], judges)
         with bars() as observe:
-            result = score_authors(
+            result = authors.score_authors(
                 benchmarks[name],
                 models[name],
                 autoencoders[name],
@@ -88,74 +89,88 @@ def authors_benchmark(
                 with_curve=curve,
                 observe=observe,
             )
-        laid_out = tables.authors_tables(result, record)
-        title = f"The authors' benchmark: {name.replace('_', ' ')}"
-        pages.append(tables.document(title, laid_out, record))
-        results[name] = {"record": record, **_authors_json(result)}
-        write_json(folder / "authors.json", results)
-        write_text(folder / "authors.md", "\n".join(pages))
+        tables = authors_tables.authors_tables(result, record)
+        pages.append(document(f"The authors' benchmark: {name.replace('_', ' ')}", tables, record))
+        control = [{**jsonable(each), "digits": jsonable(each.digits)} for each in result.control]
+        results[name] = {
+            "record": record,
+            "reproduced": result.reproduced,
+            "control_line": authors_tables.control_line(result),
+            **jsonable(result),
+            "control": control,
+        }
+        paths = write_results(folder / "authors", "\n".join(pages), results)
         if not json_output:
-            print_tables(laid_out)
+            print_tables(tables)
     if json_output:
         print_json(jsonable(results))
     else:
-        say_written(folder / "authors.md", folder / "authors.json")
-
-
-def _authors_json(result: AuthorsResult) -> dict[str, Any]:
-    control = [
-        {**jsonable(figure), "digits": jsonable(figure.digits)} for figure in result.control
-    ]
-    about = {"reproduced": result.reproduced, "control_line": tables.control_line(result)}
-    return {**about, **jsonable(result), "control": control}
+        say_written(*paths)
 
 
 @benchmark.command("counterfactuals")
 def counterfactuals_benchmark(
     model: ModelName = "mnist",
-    methods: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(METHODS),
-    n: Annotated[int, typer.Option("--n", help="Random test images.")] = 500,
+    methods: Annotated[
+        str | None, typer.Option(help="Names separated by commas; default: all.")
+    ] = None,
+    n: Images = 500,
     seed: Seed = 0,
     judges_name: JudgesName = None,
     candidates: Annotated[
-        int | None, typer.Option(min=1, help="nearest-image: the first so many training images.")
+        int | None, typer.Option(min=1, help="nearest-image: first training images only.")
     ] = None,
     out_dir: Out = RESULTS,
-    device: Device = "cpu",
+    device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Run methods on the same random images and targets, and measure all of them alike."""
-    asked = [name.strip() for name in methods.split(",") if name.strip()]
-    require_known(asked)
+    """Compare methods of counterfactuals on the same random images and targets."""
+    from ecinn.drawing.pictures import png_bytes
+    from ecinn.model import load
+    from ecinn.studies.benchmark import side_by_side_report as report
+    from ecinn.studies.benchmark.quality import CUES, find_judges
+    from ecinn.studies.benchmark.record import document, jsonable, provenance
+    from ecinn.studies.benchmark.side_by_side import (
+        METHODS,
+        Made,
+        Pairs,
+        SideBySide,
+        compare_methods,
+        require_known,
+    )
+
+    asked = list(METHODS) if methods is None else names_of(methods)
+    require_known(asked, tuple(METHODS))
     explainer = load(model, device_name(device))
-    recipe = explainer.checkpoint.recipe
+    recipe = explainer.recipe
     judges = find_judges(judges_name, recipe.dataset).to(explainer.device)
     data = recipe.load("test")
-    if not 2 <= n <= len(data):
-        raise InputError(f"--n lies between 2 and the {len(data)} test images, not at {n}")
-    folder = output_folder(out_dir)
-    command = f"ecinn benchmark counterfactuals --model {model} --methods {','.join(asked)}"
-    command += f" --n {n} --seed {seed}"
-    command += f" --candidates {candidates}" if candidates is not None else ""
-    command += f" --judges {judges_name}" if judges_name is not None else ""
-    record = provenance(command, explainer, judges)
-    stem = f"counterfactuals-{recipe.name}"
+    require_images(n, len(data))
+    stem = output_folder(out_dir) / f"counterfactuals-{recipe.name}"
+    line = command_line(
+        "counterfactuals",
+        model=model,
+        methods=",".join(asked),
+        n=n,
+        seed=seed,
+        candidates=candidates,
+        judges=judges_name,
+    )
+    record = provenance(line, explainer, judges)
     picture = functools.partial(
-        sheet,
+        report.sheet,
         judges=judges,
         class_names=explainer.class_names,
         cue=CUES.get(recipe.dataset),
     )
+    images, figure = (stem.with_name(f"{stem.name}{end}.png") for end in ("-images", ""))
 
-    def keep(so_far: SideBySide, pairs: Pairs, made: Mapping[str, Made]) -> None:
-        laid_out = tables.side_by_side_tables(so_far, record)
-        write_json(folder / f"{stem}.json", {"record": record, **jsonable(so_far)})
-        write_text(
-            folder / f"{stem}.md",
-            tables.document(f"Counterfactuals side by side: {model}", laid_out, record)
-            + f"\n![quality against cost]({stem}.png)\n\n![images]({stem}-images.png)\n",
-        )
-        atomic_write(folder / f"{stem}-images.png", png_bytes(picture(so_far, pairs, made)))
+    def keep(result: SideBySide, pairs: Pairs, made: Mapping[str, Made]) -> None:
+        tables = report.side_by_side_tables(result, record)
+        page = document(f"Counterfactuals side by side: {model}", tables, record)
+        page += f"\n![quality against cost]({figure.name})\n\n![images]({images.name})\n"
+        atomic_write(images, png_bytes(picture(result, pairs, made)))
+        write_results(stem, page, {"record": record, **jsonable(result)})
 
     with bars() as observe:
         result = compare_methods(
@@ -170,63 +185,54 @@ def counterfactuals_benchmark(
             keep=keep,
         )
     if json_output:
-        print_json(jsonable({"record": record, **jsonable(result)}))
+        print_json({"record": jsonable(record), **jsonable(result)})
     else:
-        print_tables(tables.side_by_side_tables(result, record))
-        say_written(*(folder / f"{stem}{end}" for end in (".md", ".json", "-images.png")))
-    atomic_write(folder / f"{stem}.png", cost_figure(result))
+        print_tables(report.side_by_side_tables(result, record))
+        say_written(stem.with_suffix(".md"), stem.with_suffix(".json"), images)
+    atomic_write(figure, report.cost_figure(result))
     if not json_output:
-        say_written(folder / f"{stem}.png")
+        say_written(figure)
 
 
 @benchmark.command("consistency")
 def consistency_benchmark(
     model: ModelName = "mnist",
     classes: Annotated[str, typer.Option(help="Two classes by number or name.")] = "0,1",
-    n: Annotated[int, typer.Option("--n", help="Random test images.")] = 100,
+    n: Images = 100,
     seed: Seed = 0,
     celeba: CelebA = None,
     out_dir: Out = RESULTS,
-    device: Device = "cpu",
+    device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Ask for confidences of .05 to .95 and compare with what the stored image gets."""
+    """Compare asked confidences of .05 to .95 with those of the stored images."""
+    from ecinn.model import load
+    from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency
+    from ecinn.studies.benchmark.record import document, jsonable, provenance
+
     explainer = load(model, device_name(device))
     pair = _two_classes(classes, explainer.class_names)
-    data = load_images(explainer.checkpoint.recipe.dataset, "test", celeba)
-    folder = output_folder(out_dir)
+    data = load_images(explainer.recipe.dataset, "test", celeba)
+    stem = output_folder(out_dir) / f"consistency-{explainer.name}"
     with bars() as observe:
-        result = measure_consistency(
-            explainer,
-            data,
-            pair,
-            n=n,
-            seed=seed,
-            observe=lambda done: observe("asking and reading", done, n),
-        )
-    command = f"ecinn benchmark consistency --model {model} --classes {classes} --n {n}"
-    record = provenance(f"{command} --seed {seed}", explainer)
-    laid_out = tables.consistency_tables(result)
-    stem = f"consistency-{explainer.checkpoint.recipe.name}"
-    write_json(folder / f"{stem}.json", {"record": record, **jsonable(result)})
-    title = f"Confidence consistency: {model}"
-    write_text(folder / f"{stem}.md", tables.document(title, laid_out, record))
-    if json_output:
-        print_json({"record": record, **jsonable(result)})
-    else:
-        print_tables(laid_out)
-        say_written(folder / f"{stem}.md", folder / f"{stem}.json")
+        result = measure_consistency(explainer, data, pair, n=n, seed=seed, observe=observe)
+    line = command_line("consistency", model=model, classes=classes, n=n, seed=seed)
+    record = provenance(line, explainer)
+    tables = consistency_tables(result)
+    page = document(f"Confidence consistency: {model}", tables, record)
+    values = {"record": record, **jsonable(result)}
+    finish(stem, page, values, tables, json_output=json_output)
 
 
 def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
-    words = [word.strip() for word in given.split(",")]
+    words = names_of(given)
     try:
-        one, other = (names.index(word) if word in names else int(word) for word in words)
+        first, second = (names.index(word) if word in names else int(word) for word in words)
     except ValueError:
         raise InputError(
-            f"--classes are two of {', '.join(names)} with a comma between, not {given!r}"
+            f"--classes must be two of {', '.join(names)} separated by a comma, not {given!r}"
         ) from None
-    return one, other
+    return first, second
 
 
 @app.command()
@@ -277,26 +283,77 @@ def judges(
     say_written(out_file)
 
 
-def print_tables(laid_out: Sequence[tables.Table]) -> None:
-    """Tables for a terminal, as wide as they need to be."""
-    for table in laid_out:
+def command_line(name: str, **options: object) -> str:
+    """Return the command that makes the results again; options of value None are left out."""
+    given = [
+        f" --{option.replace('_', '-')} {value}"
+        for option, value in options.items()
+        if value is not None
+    ]
+    return f"ecinn benchmark {name}{''.join(given)}"
+
+
+def names_of(text: str) -> list[str]:
+    """Split names that are separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def require_images(n: int, available: int) -> None:
+    """Raise an error unless --n images can be drawn."""
+    if not 2 <= n <= available:
+        raise InputError(f"--n must lie between 2 and the {available} test images, not at {n}")
+
+
+def write_results(stem: Path, page: str, values: Mapping[str, Any]) -> list[Path]:
+    """Write a page and its numbers as STEM.md and STEM.json."""
+    from ecinn.studies.benchmark.record import write_json, write_text
+
+    paths = [stem.with_name(f"{stem.name}{end}") for end in (".md", ".json")]
+    write_text(paths[0], page)
+    write_json(paths[1], values)
+    return paths
+
+
+def finish(
+    stem: Path,
+    page: str,
+    values: Mapping[str, Any],
+    tables: Sequence[Table],
+    pictures: Sequence[Path] = (),
+    *,
+    json_output: bool,
+) -> None:
+    """Write the results and print them as JSON or as tables."""
+    from ecinn.studies.benchmark.record import jsonable
+
+    paths = write_results(stem, page, values)
+    if json_output:
+        print_json(jsonable(values))
+    else:
+        print_tables(tables)
+        say_written(*paths, *pictures)
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print tables on the terminal, as wide as their figures need."""
+    for table in tables:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))
-        shown.add_column(plain(table.head[0]), no_wrap=True)
-        for name in table.head[1:]:
-            shown.add_column(plain(name), justify="right")
+        for number, name in enumerate(table.head):
+            shown.add_column(
+                plain(name), justify="right" if number else "left", no_wrap=not number
+            )
         for row in table.rows:
-            shown.add_row(*(plain(cell) for cell in row))
+            shown.add_row(*(plain(cell.replace("**", "")) for cell in row))
         # A narrow terminal breaks lines; it never cuts figures.
         least = Measurement.get(out, out.options.update(max_width=1000), shown).minimum
         Console(width=max(out.width, least), highlight=False).print(shown)
         for note in table.notes:
-            words = plain(note.replace("**", ""))
-            bold = note.startswith("**")
-            out.print(f"[bold]{words}[/]" if bold else f"[dim]{words}[/]")
+            style = "bold" if note.startswith("**") else "dim"
+            out.print(f"[{style}]{plain(note.replace('**', ''))}[/]")
 
 
 def say_written(*paths: Path) -> None:
-    """Where the results are."""
+    """Print the files that were written."""
     for path in paths:
         out.print(f"wrote {plain(str(path))}")

@@ -1,1 +1,1 @@
-"""How good counterfactuals are, and the published benchmark they are compared on."""
+"""Pure metrics of counterfactuals, heatmaps and strokes, and their confidence intervals."""

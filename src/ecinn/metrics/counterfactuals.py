@@ -1,7 +1,7 @@
-"""How good counterfactuals are: one pure function per metric, per image where that has meaning.
+"""Metrics of counterfactuals: one pure function each, one value per image where possible.
 
-Images are stored 8-bit images; a value k counts as k/255. Where a method found no counterfactual,
-it is read as −1, which is neither q nor a change.
+Images are stored 8-bit images; a value k counts as k/255. A counterfactual that a method failed
+to find is read as class −1, which counts neither as q nor as a change.
 """
 
 import math
@@ -13,22 +13,12 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn.errors import InputError
+from ecinn.metrics.heatmaps import area_under_curve
+from ecinn.pixels import Images, Labels, StoredImages
 
-Images = UInt8[Tensor, "batch channels height width"]
-Pixels = Float[Tensor, "batch channels height width"]
-Labels = Int[Tensor, " batch"]
 PerImage = Float[Tensor, " batch"]
 
 _EPSILON = 1e-5  # Van Looveren & Klaise, Interpretable Counterfactual Explanations
-
-
-@dataclass(frozen=True)
-class MeanWithInterval:
-    """A mean, half the width of its 95 % interval, and how many values it is taken over."""
-
-    mean: float
-    half_width: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -41,15 +31,15 @@ class TransitionCurves:
     @property
     def cout(self) -> PerImage:
         """COUT = AUPC_q − AUPC_p in [−1, 1], areas under the curves by the trapezoid rule."""
-        return _area(self.q) - _area(self.p)
+        return area_under_curve(self.q) - area_under_curve(self.p)
 
 
 @dataclass(frozen=True)
 class ConfidenceConsistency:
-    """How well the confidence of counterfactuals follows what was asked for."""
+    """Agreement of the confidences of counterfactuals with those asked for."""
 
     correlation: float
-    """Pearson's, over all pairs together; nan where either side does not vary."""
+    """Pearson's r over all pairs; nan where either side is constant."""
     within: float
     """Share of pairs with |asked − obtained| ≤ 0.05."""
     mean_squared_error: float
@@ -61,47 +51,47 @@ def reached(read_as: Labels, q: Labels) -> Bool[Tensor, " batch"]:
 
 
 def class_changed(read_as: Labels, p: Labels) -> Bool[Tensor, " batch"]:
-    """C(x̂) ≠ p, whatever it is instead: what the literature calls target-class validity."""
+    """C(x̂) ≠ p, whatever the class is instead; the literature calls it target-class validity."""
     return (read_as != p) & (read_as >= 0)
 
 
 def oracle_agrees(scores: Float[Tensor, "batch classes"], q: Labels) -> Bool[Tensor, " batch"]:
-    """argmax_y s_y(x̂) = q, for logits or posteriors s of a classifier that did not take part."""
+    """argmax_y s_y(x̂) = q, for logits or posteriors s of an independent classifier."""
     return scores.argmax(1) == q
 
 
-def l1(original: Images, counterfactual: Images) -> PerImage:
+def l1(original: StoredImages, counterfactual: StoredImages) -> PerImage:
     """‖x̂ − x‖₁."""
     return _change(original, counterfactual).abs().sum(1).double() / 255
 
 
-def l2(original: Images, counterfactual: Images) -> PerImage:
+def l2(original: StoredImages, counterfactual: StoredImages) -> PerImage:
     """‖x̂ − x‖₂."""
     return _change(original, counterfactual).square().sum(1).double().sqrt() / 255
 
 
-def elastic_net(original: Images, counterfactual: Images) -> PerImage:
+def elastic_net(original: StoredImages, counterfactual: StoredImages) -> PerImage:
     """EN = ‖x̂ − x‖₁ + ‖x̂ − x‖₂."""
     return l1(original, counterfactual) + l2(original, counterfactual)
 
 
-def im1(counterfactual: Pixels, by_q: Pixels, by_p: Pixels) -> PerImage:
-    """IM1 = ‖c − AE_q(c)‖² / (‖c − AE_p(c)‖² + 10⁻⁵); below 1 where c is more of q than of p.
+def im1(counterfactual: Images, by_q: Images, by_p: Images) -> PerImage:
+    """IM1 = ‖c − AE_q(c)‖² / (‖c − AE_p(c)‖² + 10⁻⁵); below 1 where c is more like q than p.
 
     Args:
-        counterfactual: c as the autoencoders take it.
-        by_q: what the autoencoder of class q makes of it.
-        by_p: what that of class p makes of it.
+        counterfactual: c in the autoencoders' units.
+        by_q: reconstructions by the autoencoder of class q.
+        by_p: reconstructions by the autoencoder of class p.
     """
     to_q = _squared_norm(counterfactual.double() - by_q.double())
     return to_q / (_squared_norm(counterfactual.double() - by_p.double()) + _EPSILON)
 
 
-def im2(counterfactual: Pixels, by_q: Pixels, by_all: Pixels) -> PerImage:
+def im2(counterfactual: Images, by_q: Images, by_all: Images) -> PerImage:
     """IM2 = ‖AE_q(c) − AE_all(c)‖² / (‖c‖₁ + 10⁻⁵).
 
-    Real images do not score 0: below their score, smaller is not better. ‖c‖₁ depends on where
-    the pixels' zero is, so c has to be as the autoencoders take it.
+    Real images do not score 0: below their score, smaller is not better. ‖c‖₁ depends on which
+    pixel value is zero, so c must be in the autoencoders' units.
     """
     apart = _squared_norm(by_q.double() - by_all.double())
     return apart / (counterfactual.double().flatten(1).abs().sum(1) + _EPSILON)
@@ -116,7 +106,7 @@ def frechet_distance(
     of R_a R_bᵀ: no covariance is formed and no root of a singular matrix is taken.
     """
     if min(len(features_a), len(features_b)) < 2:
-        raise InputError("a Fréchet distance needs at least two images on either side")
+        raise InputError("a Fréchet distance needs at least two images on each side")
     (mean_a, root_a), (mean_b, root_b) = _moments(features_a), _moments(features_b)
     shared = torch.linalg.svdvals(root_a @ root_b.T).sum()
     spread = root_a.square().sum() + root_b.square().sum() - 2 * shared
@@ -128,7 +118,7 @@ def label_variation_score(
 ) -> PerImage:
     """Jensen–Shannon divergence of an oracle's posteriors of x and x̂, in [0, ln 2].
 
-    Near 0 for labels that the counterfactual should have left alone.
+    Near 0 for labels that the counterfactual leaves unchanged.
     """
     before, after = before.double(), after.double()
     middle = (before + after) / 2
@@ -137,21 +127,21 @@ def label_variation_score(
 
 def transition_curves(
     posterior: Callable[[Tensor], Tensor],
-    original: Images,
-    counterfactual: Images,
+    original: StoredImages,
+    counterfactual: StoredImages,
     p: Labels,
     q: Labels,
     steps: int = 50,
 ) -> TransitionCurves:
     """Posteriors of p and q while x becomes x̂ in equal steps (Khorram & Fuxin 2022).
 
-    Positions go by |x̂ − x| summed over channels, largest first.
+    Pixels change in the order of |x̂ − x| summed over channels, largest first.
 
     Args:
         posterior: p(y|x) of 8-bit images, "batch classes"; called steps + 1 times.
     """
     if steps < 1:
-        raise InputError(f"a transition takes at least one step, not {steps}")
+        raise InputError(f"a transition needs at least one step, not {steps}")
     batch, _, height, width = original.shape
     change = (counterfactual.int() - original.int()).abs().sum(1).flatten(1)
     rank = change.argsort(stable=True, dim=1, descending=True).argsort(1)
@@ -170,18 +160,18 @@ def diversity(
     real: UInt8[Tensor, "m channels height width"],
     rows: int = 256,
 ) -> float:
-    """Mean L2 distance between counterfactuals of a class, over that between its real images.
+    """Mean L2 distance between counterfactuals of a class, divided by that of its real images.
 
-    0 where all are the same, 1 where they are as varied as real ones.
+    0 if all are the same, 1 if they are as varied as real images.
 
     Args:
-        rows: how many images are compared with all others at a time.
+        rows: images compared with all others at a time.
     """
     if min(len(counterfactuals), len(real)) < 2:
         raise InputError("diversity needs at least two counterfactuals and two real images")
     reality = _mean_pairwise_distance(real, rows)
     if reality == 0:
-        raise InputError("diversity needs real images that differ: these are all the same")
+        raise InputError("diversity needs real images that differ, but these are all the same")
     return _mean_pairwise_distance(counterfactuals, rows) / reality
 
 
@@ -193,7 +183,7 @@ def confidence_consistency(
     error = obtained - asked
     centred_asked, centred = asked - asked.mean(), obtained - obtained.mean()
     scale = (centred_asked.square().sum() * centred.square().sum()).sqrt()
-    # What is 0.05 apart in decimal is so in binary only up to rounding.
+    # Differences of 0.05 in decimal are inexact in binary.
     within = error.abs() <= 0.05 + 1e-9
     return ConfidenceConsistency(
         correlation=float((centred_asked * centred).sum() / scale),
@@ -203,7 +193,7 @@ def confidence_consistency(
 
 
 def share_inside(
-    change: Pixels, mask: Bool[Tensor, "height width"] | Bool[Tensor, "batch height width"]
+    change: Images, mask: Bool[Tensor, "height width"] | Bool[Tensor, "batch height width"]
 ) -> PerImage:
     """Σ_inside δ² / Σ δ²; nan where nothing changed."""
     squared = change.double().square()
@@ -211,22 +201,11 @@ def share_inside(
     return inside / squared.flatten(1).sum(1)
 
 
-def mean_and_interval(
-    values: Float[Tensor, " values"] | Bool[Tensor, " values"],
-) -> MeanWithInterval:
-    """The mean ± 1.96 σ/√n, an interval of 95 % for many values; nan where there are none."""
-    values = values.double()
-    mean = values.mean()
-    sigma = (values - mean).square().mean().sqrt()
-    half_width = 1.96 * float(sigma) / math.sqrt(max(len(values), 1))
-    return MeanWithInterval(float(mean), half_width, len(values))
-
-
-def _change(original: Images, counterfactual: Images) -> Int[Tensor, "batch dim"]:
+def _change(original: StoredImages, counterfactual: StoredImages) -> Int[Tensor, "batch dim"]:
     return (counterfactual.int() - original.int()).flatten(1)
 
 
-def _squared_norm(values: Pixels) -> PerImage:
+def _squared_norm(values: Images) -> PerImage:
     return values.flatten(1).square().sum(1)
 
 
@@ -234,22 +213,18 @@ def _entropy(posterior: Float[Tensor, "batch classes"]) -> PerImage:
     return -torch.xlogy(posterior, posterior).sum(1)
 
 
-def _area(curve: Float[Tensor, "batch points"]) -> PerImage:
-    return torch.trapezoid(curve, dim=1) / (curve.shape[1] - 1)
-
-
 def _moments(
     features: Float[Tensor, "n features"],
 ) -> tuple[Float[Tensor, " features"], Float[Tensor, "rank features"]]:
-    """The mean, and R with RᵀR the covariance."""
+    """Return the mean and R, where RᵀR is the covariance."""
     features = features.double()
     mean = features.mean(0)
     root = torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1), mode="r").R
     return mean, root
 
 
-def _mean_pairwise_distance(images: Images, rows: int) -> float:
-    """Over all pairs of different images. Exact: squares of 8-bit values are whole in float64."""
+def _mean_pairwise_distance(images: StoredImages, rows: int) -> float:
+    """Average over all pairs. Exact: squares of 8-bit values are integers in float64."""
     flat = images.flatten(1).double()
     squared_norm = flat.square().sum(1)
     total = 0.0

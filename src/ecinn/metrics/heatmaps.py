@@ -1,45 +1,115 @@
-"""How good heatmaps are: where they point, how noisy they are, how much alike two of them are.
+"""Metrics of heatmaps: deletion and insertion, localisation, noise, similarity.
 
-Maps are signed. Where a map is zero everywhere, every measure is 0, except that the AUC is ½.
+Images are signed. For a map that is zero everywhere every metric is 0, except the AUC, which is ½.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn.errors import InputError
+from ecinn.pixels import Images
 
-Maps = Float[Tensor, "batch channels height width"]
 Importance = Float[Tensor, "batch height width"]
 Region = Bool[Tensor, "height width"] | Bool[Tensor, "batch height width"]
 PerImage = Float[Tensor, " batch"]
 
-_ROUNDING = 1e-12  # of the largest value in float64: a constant map minus its mean is below it
+STEPS = 10
+"""Points of a replacement curve after the first: network evaluations per image and order."""
+_ROUNDING = 1e-12
+"""Relative rounding error in float64: a constant map minus its mean stays below it."""
 
 
-def importance(maps: Maps) -> Importance:
-    """Σ_c |h_c|: a change of colour that keeps the brightness cancels in |Σ_c h_c|."""
+def importance(maps: Images) -> Importance:
+    """Σ_c |h_c|, because colour changes of equal brightness cancel in |Σ_c h_c|."""
     if not bool(maps.isfinite().all()):
-        raise InputError("a heatmap holds values that are not finite: leave such images out")
+        raise InputError("a heatmap holds values that are not finite: leave out such images")
     return maps.abs().sum(1)
 
 
+@torch.no_grad()
+def replacement_curve(
+    score: Callable[[Tensor], Tensor],
+    x: Images,
+    replacement: Images,
+    importance: Importance,
+    *,
+    insertion: bool,
+    generator: torch.Generator,
+    steps: int = STEPS,
+    ends: tuple[PerImage, PerImage] | None = None,
+) -> Float[Tensor, "batch {steps}+1"]:
+    """Scores while pixels are replaced in equal steps, the most important first.
+
+    A pixel changes in all its channels. After the last step every pixel has changed.
+
+    Args:
+        score: one number per image; called with the batch, once per point that is not in `ends`.
+        replacement: the images that deletion ends with: blur, noise, or the counterfactual.
+        insertion: start from the replacement and restore x, instead of deleting from x.
+        generator: draws the order of equally important pixels.
+        ends: scores of x and of the replacement if known; they do not depend on the order.
+    """
+    if steps < 1:
+        raise InputError(f"a curve needs at least one step, not {steps}")
+    known = (_checked(score, x), _checked(score, replacement)) if ends is None else ends
+    rank = _replacement_order(importance, generator).unsqueeze(1)
+    pixels = importance.shape[1] * importance.shape[2]
+    start, end = (replacement, x) if insertion else (x, replacement)
+    first, last = reversed(known) if insertion else known
+    between = [
+        _checked(score, torch.where(rank < step * pixels // steps, end, start))
+        for step in range(1, steps)
+    ]
+    return torch.stack([first, *between, last], 1)
+
+
+def area_under_curve(curve: Float[Tensor, "batch points"]) -> PerImage:
+    """∫₀¹ of equally spaced points, by the trapezoid rule."""
+    if curve.shape[1] < 2:
+        raise InputError("an area needs a curve of at least two points")
+    return torch.trapezoid(curve, dim=1) / (curve.shape[1] - 1)
+
+
+def blurred(x: Images, sigma: float) -> Images:
+    """Gaussian blur with mirrored edges, which keeps the mean of every image.
+
+    Args:
+        sigma: standard deviation as a fraction of the shorter side.
+    """
+    if not sigma > 0:
+        raise InputError(f"sigma must be above 0, not {sigma}")
+    height, width = x.shape[2:]
+    pixels = sigma * min(height, width)
+    down, across = (_blur_matrix(n, pixels).to(x) for n in (height, width))
+    return down @ x @ across.T
+
+
+def noise_like(x: Images, generator: torch.Generator) -> Images:
+    """Uniform noise in [0, 1), drawn on the generator's device: the same for every device of x."""
+    noise = torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
+    return noise.to(x.device)
+
+
 def share_inside(importance: Importance, mask: Region) -> PerImage:
-    """Σ_inside s / Σ s of the importance itself; `counterfactuals.share_inside` is of squares."""
+    """Σ_inside s / Σ s of importances; `counterfactuals.share_inside` takes squares."""
     total = importance.double().flatten(1).sum(1)
     return _ratio((importance.double() * mask).flatten(1).sum(1), total)
 
 
 def relative_density(importance: Importance, mask: Region) -> PerImage:
-    """The share inside over the region's share of the picture: 1 is chance."""
+    """Share inside divided by the region's share of the image: 1 is chance."""
     area = mask.expand_as(importance).flatten(1).double().mean(1)
     if not bool((area > 0).all()):
-        raise InputError("a density needs a region: here is one without a pixel")
+        raise InputError("a density needs a region, but this one has no pixels")
     return share_inside(importance, mask) / area
 
 
 def pointing_game(importance: Importance, mask: Region) -> Bool[Tensor, " batch"]:
-    """Whether the maximum lies inside; where it is taken more than once, all of it."""
+    """True where the maximum lies inside; with ties, where all maxima do."""
     highest = importance.amax((1, 2), keepdim=True)
     outside = (importance == highest) & ~mask
     return ~outside.flatten(1).any(1) & (highest > 0).flatten()
@@ -51,14 +121,14 @@ def localisation_auc(importance: Importance, mask: Region) -> PerImage:
     n_inside, n_outside = inside.sum(1).double(), (~inside).sum(1).double()
     if not bool((n_inside * n_outside > 0).all()):
         raise InputError("an AUC needs a region with pixels inside and outside")
-    ranks = (_ranks(importance.flatten(1)) * inside).sum(1)
+    ranks = (_mean_ranks(importance.flatten(1)) * inside).sum(1)
     return (ranks - n_inside * (n_inside + 1) / 2) / (n_inside * n_outside)
 
 
-def total_variation(maps: Maps) -> PerImage:
-    """Σ |h_i − h_j| over neighbours i, j, over Σ |h_i|; channels are summed over in both.
+def total_variation(maps: Images) -> PerImage:
+    """Σ |h_i − h_j| over neighbours i, j, divided by Σ |h_i|; both sums include channels.
 
-    From 0 (constant) to 4 (alternating signs, or pixels on their own); 2√2 for Gaussian noise.
+    From 0 (constant) to 4 (alternating signs, or isolated pixels); 2√2 for Gaussian noise.
     """
     values = maps.double()
     down, across = values.diff(dim=2), values.diff(dim=3)
@@ -66,11 +136,11 @@ def total_variation(maps: Maps) -> PerImage:
     return _ratio(variation, values.abs().flatten(1).sum(1))
 
 
-def spatial_coherence(maps: Maps) -> PerImage:
-    """Moran's I: mean of d_i d_j over 4-neighbours over mean of d², where d = h − its mean.
+def spatial_coherence(maps: Images) -> PerImage:
+    """Moran's I: mean of d_i d_j over 4-neighbours / mean of d², where d = h − mean(h).
 
-    Near 1 where smooth, −1/(pixels − 1) on average for noise, −1 for alternating signs.
-    Channels are centred one by one, then summed over above and below: colours cancel nothing.
+    Near 1 for smooth maps, −1/(pixels − 1) on average for noise, −1 for alternating signs.
+    Channels are centred one by one, and both means include all channels.
     """
     d = _centred(maps, (2, 3))
     down = (d[:, :, 1:] * d[:, :, :-1]).sum(1).flatten(1)
@@ -80,11 +150,11 @@ def spatial_coherence(maps: Maps) -> PerImage:
     return _ratio(products.sum(1) * pixels, d.square().flatten(1).sum(1) * neighbours)
 
 
-def high_frequency_share(maps: Maps) -> PerImage:
+def high_frequency_share(maps: Images) -> PerImage:
     """Share of the spectral power above half of Nyquist, ¼ cycle per pixel in any direction.
 
-    Without the mean's, so that maps of one sign count like signed ones; channels are summed over
-    in both. White noise has the share of frequencies that lie there, about 1 − π/16.
+    The mean is left out, so that maps of one sign are comparable with signed ones. White noise
+    scores the share of frequencies in that band, about 1 − π/16.
     """
     height, width = maps.shape[2:]
     power = torch.fft.fft2(_centred(maps, (2, 3))).abs().square().sum(1)
@@ -93,27 +163,27 @@ def high_frequency_share(maps: Maps) -> PerImage:
     return _ratio((power * high).flatten(1).sum(1), power.flatten(1).sum(1))
 
 
-def map_similarity(a: Maps, b: Maps) -> PerImage:
-    """cos(a, b): 1 where equal up to scale, −1 where up to scale and sign.
+def map_similarity(a: Images, b: Images) -> PerImage:
+    """cos(a, b): 1 where equal up to scale, −1 where equal up to scale and sign.
 
-    Not Pearson's: zero says that a pixel does not matter, so a shifted map is another map.
+    Not Pearson's r: zero means that a pixel does not matter, so maps must not be centred.
     """
     return _cosine(a.double().flatten(1), b.double().flatten(1))
 
 
 def rank_similarity(a: Importance, b: Importance) -> PerImage:
     """Spearman's ρ of two importances, with mean ranks for ties; 0 where either is constant."""
-    return _cosine(*(_centred(_ranks(each.flatten(1)), (1,)) for each in (a, b)))
+    return _cosine(*(_centred(_mean_ranks(s.flatten(1)), (1,)) for s in (a, b)))
 
 
 def regions_by_change(
     mean_map: Float[Tensor, "height width"], grid: tuple[int, int]
 ) -> Float[Tensor, "rows columns"]:
-    """The mean of every cell of a coarse grid.
+    """Mean of every cell of a coarse grid.
 
     Args:
-        mean_map: importance, averaged over images.
-        grid: rows and columns; cells differ by a pixel where they do not divide the picture.
+        mean_map: importance averaged over images.
+        grid: rows and columns; cell sizes differ by a pixel if they do not divide the image.
     """
     rows, columns = grid
     height, width = mean_map.shape
@@ -123,13 +193,45 @@ def regions_by_change(
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])
 
 
+def _checked(score: Callable[[Tensor], Tensor], images: Images) -> PerImage:
+    answer = score(images)
+    if answer.shape != images.shape[:1]:
+        raise InputError(
+            f"score must return one number for each of {len(images)} images, "
+            f"not shape {tuple(answer.shape)}"
+        )
+    return answer
+
+
+def _replacement_order(
+    importance: Importance, generator: torch.Generator
+) -> Int[Tensor, "batch height width"]:
+    """Rank 0 for the most important pixel of every image; ties are broken at random."""
+    values = importance.flatten(1)
+    lots = torch.rand(values.shape, generator=generator, device=generator.device)
+    shuffle = lots.argsort(1).to(values.device)
+    shuffled = values.gather(1, shuffle).argsort(dim=1, descending=True, stable=True)
+    return shuffle.gather(1, shuffled).argsort(1).reshape(importance.shape)
+
+
+def _blur_matrix(n: int, sigma: float) -> Float[Tensor, "n n"]:
+    """Row i holds the weights of all pixels for pixel i, up to 4σ away."""
+    reach = math.ceil(4 * sigma)
+    offset = torch.arange(-reach, reach + 1)
+    weight = (-0.5 * (offset.double() / sigma).square()).exp()
+    place = (torch.arange(n)[:, None] + offset) % (2 * n)
+    place = torch.minimum(place, 2 * n - 1 - place)
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    return matrix.scatter_add(1, place, (weight / weight.sum()).expand(n, -1))
+
+
 def _ratio(part: PerImage, whole: PerImage) -> PerImage:
-    """Part over whole; 0 where there is nothing of either."""
+    """part / whole, or 0 where both are 0."""
     return torch.where(whole == 0, 0.0, part / whole)
 
 
 def _centred(values: Float[Tensor, "*shape"], dims: tuple[int, ...]) -> Float[Tensor, "*shape"]:
-    """Minus the mean over these dimensions, in float64; exactly 0 where that is rounding."""
+    """Subtract the mean over these dimensions in float64; rounding errors become exactly 0."""
     values = values.double()
     d = values - values.mean(dims, keepdim=True)
     return d.masked_fill(d.abs() <= _ROUNDING * values.abs().amax(dims, keepdim=True), 0.0)
@@ -139,8 +241,8 @@ def _cosine(a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"]) -> Per
     return _ratio((a * b).sum(1), a.norm(dim=1) * b.norm(dim=1))
 
 
-def _ranks(values: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n"]:
-    """From 1, smallest first; equal values share the mean of their ranks."""
+def _mean_ranks(values: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n"]:
+    """Ranks from 1, smallest first; equal values share the mean of their ranks."""
     values = values.contiguous()
     ordered = values.sort(1).values
     below = torch.searchsorted(ordered, values)
@@ -149,6 +251,6 @@ def _ranks(values: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n"]:
 
 
 def _frequencies(n: int, device: torch.device) -> Float[Tensor, " n"]:
-    """Cycles per pixel of every term of a Fourier transform, without sign."""
+    """Absolute frequency of every term of a Fourier transform, in cycles per pixel."""
     k = torch.arange(n, device=device)
     return torch.minimum(k, n - k).double() / n

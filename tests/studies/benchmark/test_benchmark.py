@@ -1,5 +1,6 @@
 """The benchmarks: every figure by another route, failures counted, files whole."""
 
+import functools
 import json
 import sys
 from dataclasses import replace
@@ -16,28 +17,38 @@ from ecinn.cli import benchmark as command
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
+from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
+from ecinn.metrics.counterfactuals import elastic_net
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
-from ecinn.studies.benchmark import consistency, record, side_by_side, tables
+from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
 from ecinn.studies.benchmark.authors import (
     confidence_curve,
     our_counterfactuals,
     score_authors,
 )
+from ecinn.studies.benchmark.authors import score as score_as_published
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
-    PublishedScore,
+    Autoencoder,
+    ClassAutoencoders,
     StoredCounterfactuals,
     load_authors,
+    load_autoencoders,
 )
-from ecinn.studies.benchmark.authors_table import score as score_as_published
-from ecinn.studies.benchmark.autoencoders import Autoencoder, ClassAutoencoders, load_autoencoders
-from ecinn.studies.benchmark.figure import cost_figure
-from ecinn.studies.benchmark.methods import METHODS, Workshop, read
-from ecinn.studies.benchmark.quality import find_judges, judge, random_of_class
+from ecinn.studies.benchmark.authors_tables import authors_tables, control_line
+from ecinn.studies.benchmark.quality import (
+    bits_per_dim,
+    find_judges,
+    judge,
+    predicted_classes,
+    random_of_class,
+    real_as_near,
+)
 from ecinn.studies.benchmark.side_by_side import (
+    METHODS,
     Bench,
     ImageScores,
     Made,
@@ -47,6 +58,7 @@ from ecinn.studies.benchmark.side_by_side import (
     make,
     score,
 )
+from ecinn.studies.benchmark.side_by_side_report import cost_figure, side_by_side_tables
 from ecinn.studies.judges import Judges, load_judges
 from helpers.authors import PUBLISHED, needs_the_authors, write_folder
 from helpers.command_line import fails, run
@@ -69,19 +81,18 @@ def compared(mnist: Model, digits: Dataset, judges: Judges):
     """Two methods, one of which raises, and all that was kept on the way."""
     kept: list[tuple[side_by_side.SideBySide, Pairs, dict[str, Made]]] = []
 
-    def broken(workshop: Workshop):
+    def broken(model, load_training, observe):
         def run(images, q):
             raise RuntimeError("out of\nluck")
 
         return run
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "METHODS", {**METHODS, "model-means": broken})
-        compare_methods(
-            mnist, digits, judges, ["ecinn", "model-means", "nearest-image"],
-            lambda: load_mnist("train").first(100), n=N, seed=3, batch_size=4,
-            keep=lambda result, pairs, made: kept.append((result, pairs, dict(made))),
-        )  # fmt: skip
+    compare_methods(
+        mnist, digits, judges, ["ecinn", "model-means", "nearest-image"],
+        lambda: load_mnist("train").first(100), n=N, seed=3, batch_size=4,
+        known={**METHODS, "model-means": broken},
+        keep=lambda result, pairs, made: kept.append((result, pairs, dict(made))),
+    )  # fmt: skip
     return kept
 
 
@@ -138,10 +149,11 @@ def test_figures_of_ecinn_are_those_of_its_explanations(mnist, digits, judges, c
 
 def test_realism_is_the_code_length_of_the_stored_image(mnist, compared) -> None:
     _, pairs, made = compared[-1]
-    bits = side_by_side.code_length(mnist, made["ecinn"].images, seed=3)
+    images = made["ecinn"].images
+    bits = bits_per_dim(mnist, images, torch.Generator().manual_seed(3))
     assert compared[-1][0].methods[0].images.bits_per_dim.mean == pytest.approx(float(bits.mean()))
     white = torch.full_like(pairs.images, 255)
-    assert bool((side_by_side.code_length(mnist, white, seed=3) > bits).all())
+    assert bool((bits_per_dim(mnist, white, torch.Generator().manual_seed(3)) > bits).all())
     assert 1.5 < float(bits.mean()) < 4
 
 
@@ -151,9 +163,8 @@ def test_method_that_raises_is_counted_and_the_others_go_on(mnist, judges, compa
     assert (broken.raised, broken.failed, broken.reached.mean) == (N, 0, 0)
     assert (broken.images, broken.seconds) == (None, None)
     assert broken.errors == ("RuntimeError: out of luck",) * 2
-    page = tables.document(
-        "x", tables.side_by_side_tables(compared[-1][0], about(mnist, judges)), about(mnist)
-    )
+    tables = side_by_side_tables(compared[-1][0], about(mnist, judges))
+    page = record.document("x", tables, about(mnist))
     assert "RuntimeError: out of luck" in page
     assert page.count("| model-means | 0.00 | 0.00 | – |") == 1
     text = json.dumps(record.jsonable(compared[-1][0]), allow_nan=False)
@@ -181,7 +192,7 @@ def test_batch_that_raises_fails_alone(mnist, digits, judges) -> None:
     assert made.errors == ("MemoryError: ",)
     assert not made.images[4:8].any()
     bench = Bench(mnist, digits, judges)
-    row = score(bench, bench.real_features(), "x", pairs, made)
+    row = score(bench, "x", pairs, made)
     assert row.raised == 4
     assert row.failed == int(((pairs.q % 2 == 0) & made.exists).sum())
     assert (row.reached.n, row.reached.mean, row.class_changed.mean) == (10, 0, 0)
@@ -252,7 +263,7 @@ def test_command_writes_tables_and_pictures(tmp_path) -> None:
         "--seed", 1, "--out", tmp_path,
     )  # fmt: skip
     assert code == 0, stderr
-    assert "right 99" in stdout
+    assert "accuracy 99" in stdout
     page = (tmp_path / "counterfactuals-mnist.md").read_text()
     written = json.loads((tmp_path / "counterfactuals-mnist.json").read_text())
     for method in ("ecinn", "pixel-gradient-l2", "real image of q"):
@@ -271,7 +282,10 @@ def test_command_writes_tables_and_pictures(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--methods", "ecinn,magic"), "no method is called 'magic'; there are: ecinn, model-mea"),
+        (
+            ("--methods", "ecinn,magic"),
+            "no method is called 'magic'; choose from: ecinn, model",
+        ),
         (("--methods", ","), "name at least one method of: ecinn, model-means"),
         (("--methods", "ecinn,ecinn"), "ecinn is named twice"),
         (("--n", "1"), "between 2 and the 10000 test images, not at 1"),
@@ -320,10 +334,9 @@ def authors_folder(folder: Path, digits: Dataset, mnist: Model) -> AuthorsBenchm
     benchmark = replace(benchmark, originals=digits.first(N), counterfactuals=made)
     published: dict = {"TargetClassValidity": {}, "ElasticNet": {}, "IM1": {}, "IM2": {}}
     for name, stored in made.items():
-        row = score_as_published(benchmark.originals, stored, blurring())
-        figures = (row.class_changed, row.elastic_net, row.im1, row.im2)
-        for metric, figure in zip(published, figures, strict=True):
-            published[metric][name] = PublishedScore(figure.mean, figure.half_width, figure.n)
+        row = score_as_published(benchmark.originals.images, stored, blurring())
+        for metric, figure in row.as_published.items():
+            published[metric][name] = figure
     return replace(benchmark, published=published)
 
 
@@ -333,7 +346,7 @@ def test_control_tells_reproduced_from_not_and_from_not_checked(
     benchmark = authors_folder(tmp_path, digits, mnist)
     result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
     assert result.reproduced is True
-    assert tables.control_line(result).startswith("CONTROL: reproduced (12 figures, ")
+    assert control_line(result).startswith("CONTROL: reproduced (12 figures, ")
     off = replace(result, control=tuple(
         replace(c, here=replace(c.here, mean=c.here.mean * 1.00001))
         if (c.metric, c.method) == ("IM1", "GL")
@@ -341,13 +354,13 @@ def test_control_tells_reproduced_from_not_and_from_not_checked(
         for c in result.control
     ))  # fmt: skip
     assert off.reproduced is False
-    assert tables.control_line(off).startswith("CONTROL: NOT reproduced (IM1 of GL: here ")
-    page = tables.document("x", tables.authors_tables(off, about(mnist, judges)), about(mnist))
+    assert control_line(off).startswith("CONTROL: NOT reproduced (IM1 of GL: here ")
+    page = record.document("x", authors_tables(off, about(mnist, judges)), about(mnist))
     assert "| ours (does not count: the control failed) |" in page
     assert replace(result, control=result.control[1:]).reproduced is False
     limited = score_authors(benchmark, mnist, blurring(), judges, limit=5, with_curve=False)
     assert (limited.reproduced, limited.n) == (None, 5)
-    assert tables.control_line(limited) == "CONTROL: not checked (limited)"
+    assert control_line(limited) == "CONTROL: not checked (limited)"
 
 
 def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -> None:
@@ -356,7 +369,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     rest = torch.tensor([0, 2, 3, 4, 5])
     explanation = mnist.explain(digits.images[rest], ours.q[rest, None])
     assert torch.equal(ours.images[rest], explanation.stored_convincing[:, 0])
-    assert torch.equal(ours.read_as[rest], explanation.convincing_certificate.winner[:, 0])
+    assert torch.equal(ours.predicted[rest], explanation.convincing_certificate.winner[:, 0])
     assert ours.failed.tolist() == [False, True, False, False, False, False]
     assert not ours.images[1].any()
 
@@ -364,7 +377,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     assert (result.target_is_prediction, result.other_prediction) == (1, 0)
     row = result.ours.row
     assert (row.elastic_net.n, row.reached.n, row.failed) == (5, 6, 1)
-    assert row.reached.mean == pytest.approx(int((ours.read_as == ours.q).sum()) / 6)
+    assert row.reached.mean == pytest.approx(int((ours.predicted == ours.q).sum()) / 6)
     change = (ours.images[rest].double() - digits.images[rest].double()).flatten(1) / 255
     en = change.abs().sum(1) + change.square().sum(1).sqrt()
     assert row.elastic_net.mean == pytest.approx(float(en.mean()))
@@ -380,14 +393,14 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
 def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, judges) -> None:
     benchmark = authors_folder(tmp_path, digits, mnist)
     ours = our_counterfactuals(mnist, benchmark)
-    done: list[int] = []
+    done: list[tuple[int, int]] = []
     low, high = confidence_curve(
         mnist, benchmark, blurring(), judges, ours, asked=(0.3, 0.99), images=4,
-        observe=done.append,
+        observe=lambda progress: done.append((progress.done, progress.total)),
     )  # fmt: skip
-    assert done == [4, 8]
+    assert done == [(4, 8), (8, 8)]
     assert (low.asked, low.n, high.asked, high.n) == (0.3, 4, 0.99, 4)
-    assert low.elastic_net.mean < high.elastic_net.mean
+    assert low.scored.row.elastic_net.mean < high.scored.row.elastic_net.mean
     assert low.obtained.mean < high.obtained.mean
     rows = torch.tensor([0, 2, 3, 4])
     explanation = mnist.explain(digits.images[rows], ours.q[rows, None], confidence=0.99)
@@ -403,7 +416,7 @@ def test_authors_own_images_are_judged(name, mnist, judges) -> None:
     benchmark = load_authors(PUBLISHED, name)
     autoencoders = load_autoencoders(benchmark.autoencoders)
     result = score_authors(benchmark, mnist, autoencoders, judges, limit=40, with_curve=False)
-    page = tables.document("x", tables.authors_tables(result, about(mnist, judges)), about(mnist))
+    page = record.document("x", authors_tables(result, about(mnist, judges)), about(mnist))
     for method in ("GB", "GL", "GEN", "ours", "real image of q"):
         assert f"| {method} |" in page
     assert "CONTROL: not checked (limited)" in page
@@ -423,7 +436,7 @@ def test_missing_or_wrong_input_of_the_authors_command_writes_nothing(tmp_path) 
     assert "EvaluatingCounterfactuals" in line
     write_folder(tmp_path / "data")
     options = ("benchmark", "authors", "--data", tmp_path / "data", "--out", folder)
-    assert "mnist is no model of fakemnist" in fails(*options, "--fake-model", "mnist")
+    assert "mnist is not a model of fakemnist" in fails(*options, "--fake-model", "mnist")
     assert not folder.exists()
 
 
@@ -433,8 +446,8 @@ def test_authors_command_writes_after_every_data_set(
     write_folder(tmp_path / "data")
     recipe = replace(mnist.checkpoint.recipe, dataset="fakemnist")
     fake = Model(replace(mnist.checkpoint, recipe=recipe))
-    monkeypatch.setattr(command, "load", lambda name, device: fake if name == "f" else mnist)
-    monkeypatch.setattr(command, "load_autoencoders", lambda folder: blurring())
+    monkeypatch.setattr("ecinn.model.load", lambda name, device: fake if name == "f" else mnist)
+    monkeypatch.setattr(authors_files, "load_autoencoders", lambda folder: blurring())
     options = (
         "benchmark", "authors", "--data", tmp_path / "data", "--fake-model", "f", "--no-curve",
     )  # fmt: skip
@@ -445,14 +458,14 @@ def test_authors_command_writes_after_every_data_set(
     assert list(whole) == ["mnist", "fake_mnist"]
     assert whole["mnist"]["reproduced"] is False
 
-    real = command.score_authors
+    real = score_authors
 
     def stumbling(benchmark, *rest, **options):
         if benchmark.name == "fake_mnist":
             raise RuntimeError("the light went out")
         return real(benchmark, *rest, **options)
 
-    monkeypatch.setattr(command, "score_authors", stumbling)
+    monkeypatch.setattr(authors, "score_authors", stumbling)
     code, _, stderr = run(*options, "--json", "--out", tmp_path / "b")
     assert (code, "the light went out" in stderr) == (1, True)
     assert json.loads((tmp_path / "b" / "authors.json").read_text())["mnist"] == whole["mnist"]
@@ -463,7 +476,7 @@ def test_images_for_consistency_are_of_both_classes_and_read_right(mnist) -> Non
     data = load_mnist("test").first(300)
     images, p = consistency.draw_of_classes(mnist, data, (4, 9), 20, seed=0)
     assert set(p.tolist()) == {4, 9}
-    assert torch.equal(read(mnist, images), p)
+    assert torch.equal(predicted_classes(mnist, images), p)
     for image, label in zip(images, p, strict=True):
         where = (data.images == image).flatten(1).all(1)
         assert data.labels[where].tolist() == [int(label)]
@@ -473,12 +486,11 @@ def test_images_for_consistency_are_of_both_classes_and_read_right(mnist) -> Non
             consistency.draw_of_classes(mnist, data, classes, n, seed=0)
 
 
-def test_obtained_confidence_is_that_of_the_stored_image(mnist, monkeypatch) -> None:
+def test_obtained_confidence_is_that_of_the_stored_image(mnist) -> None:
     """α found anew by a root search on Bayes' rule written out."""
     levels = (0.1, 0.5, 0.9)
-    monkeypatch.setattr(consistency, "ASKED", levels)
     data = load_mnist("test").first(60)
-    result = consistency.measure_consistency(mnist, data, (0, 1), n=3, seed=5)
+    result = consistency.measure_consistency(mnist, data, (0, 1), n=3, seed=5, asked=levels)
     images, p = consistency.draw_of_classes(mnist, data, (0, 1), 3, seed=5)
     mu = mnist.classifier.mu.detach().double()
     obtained = np.zeros((3, 3))
@@ -512,7 +524,8 @@ def test_obtained_confidence_is_that_of_the_stored_image(mnist, monkeypatch) -> 
 
 
 def test_consistency_command(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(consistency, "ASKED", (0.2, 0.8))
+    few = functools.partial(consistency.measure_consistency, asked=(0.2, 0.8))
+    monkeypatch.setattr(consistency, "measure_consistency", few)
     options = ("benchmark", "consistency", "--n", 2, "--out", tmp_path)
     code, stdout, stderr = run(*options, "--classes", "3,8", "--json")
     assert code == 0, stderr
@@ -527,7 +540,7 @@ def test_narrow_terminals_cut_no_figures(capsys, monkeypatch) -> None:
     monkeypatch.setattr(command.out, "width", 30)
     row = ("method-of-a-name", *(f"{value:.2f}" for value in range(1000, 1012)))
     head = ("method", *(f"a long head {number}" for number in range(12)))
-    command.print_tables([tables.Table("title", head, (row,))])
+    command.print_tables([Table("title", head, (row,))])
     printed = capsys.readouterr().out
     assert all(cell in printed for cell in row)
     assert "…" not in printed
@@ -549,7 +562,7 @@ def test_judges_command(tmp_path, judges, monkeypatch) -> None:
     assert given == {"n": 50, "seed": 7, "device": "cpu"}
     assert "99.47 % right" in stdout
     assert load_judges(path).record == judges.record
-    assert "no data set is called 'cats'" in fails("judges", "cats", "--out", path)
+    assert "there is no dataset 'cats'" in fails("judges", "cats", "--out", path)
     assert "is a folder" in fails("judges", "mnist", "--out", tmp_path)
 
 
@@ -568,9 +581,6 @@ def test_what_json_cannot_say_is_null() -> None:
 
 def test_real_image_as_near_is_the_one_at_that_distance(digits) -> None:
     """By brute force over every image of the label."""
-    from ecinn.metrics.counterfactuals import elastic_net
-    from ecinn.studies.benchmark.quality import real_as_near
-
     originals, made = digits.images[:6], digits.images[6:12]
     q = digits.labels[20:26]
     chosen = real_as_near(digits, originals, made, q)

@@ -1,4 +1,4 @@
-"""The heatmap benchmark where the truth is known: who wins, and that losing is told."""
+"""The heatmap benchmark where the truth is known: who wins, and that losses are reported."""
 
 from dataclasses import replace
 
@@ -10,16 +10,10 @@ from ecinn.attribution.heatmaps import Heatmaps
 from ecinn.data.face_regions import region_mask
 from ecinn.metrics.statistics import Interval
 from ecinn.studies.benchmark import heatmap_tables, heatmaps
-from ecinn.studies.benchmark.heatmap_curves import Reader, evidence_for_p
-from ecinn.studies.benchmark.heatmap_results import verdict
+from ecinn.studies.benchmark.heatmap_measures import Reader, evidence_for_p, verdict
 from ecinn.studies.benchmark.heatmap_tables import lost
 from helpers.builders import small_model
-from helpers.heatmap_benchmark import CUE, make_small, measure, row_of
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch) -> None:
-    make_small(monkeypatch)
+from helpers.heatmap_benchmark import CUE, measure, row_of
 
 
 def test_evidence_for_p_deletes_p_fastest_and_magnitude_does_not() -> None:
@@ -32,8 +26,12 @@ def test_evidence_for_p_deletes_p_fastest_and_magnitude_does_not() -> None:
     p = torch.zeros(5, dtype=torch.long)
     made = Heatmaps("deep_lift", x * w.reshape(8, 8), torch.zeros(5), 1)
     black = {"blur": torch.zeros_like(x)}
-    reader = Reader("replacement", network, x, p, black, 7, 0)
-    by_magnitude = Reader("magnitude", network, x, p, black, 7, 0)
+
+    def predict(images):
+        return network(images).softmax(1)
+
+    reader = Reader("replacement", predict, x, p, black, 7, 0)
+    by_magnitude = Reader("magnitude", predict, x, p, black, 7, 0)
     areas = {
         each.name: area
         for each, area in (reader.of_maps(made) | by_magnitude.of_maps(made)).items()
@@ -41,8 +39,8 @@ def test_evidence_for_p_deletes_p_fastest_and_magnitude_does_not() -> None:
     for kind, sign in (("deletion", 1), ("insertion", -1)):
         own, magnitude = (areas[f"{kind} AUC, blur{end}"] for end in ("", ", by |h|"))
         for order in (-evidence_for_p(made), torch.rand(5, 8, 8, generator=generator)):
-            found = {each.name: area for each, area in reader.areas(order).items()}
-            assert (sign * (found[f"{kind} AUC, blur"] - own) > 0).all()
+            other = {each.name: area for each, area in reader.areas(order).items()}
+            assert (sign * (other[f"{kind} AUC, blur"] - own) > 0).all()
         assert (sign * (magnitude - own) > 0).all()
 
 
@@ -65,7 +63,8 @@ def test_a_perfect_map_wins_localisation_and_who_loses_is_told(monkeypatch, winn
     block = result.blocks[0]
     names = ("share in the marks of p and q", "pointing game", "localisation AUC")
     for name in names:
-        assert row_of(block, winner).figures[name] == pytest.approx((1, 1, 1))
+        figure = row_of(block, winner).figures[name]
+        assert (figure.mean, figure.low, figure.high) == pytest.approx((1, 1, 1))
         comparison = row_of(block, "deep_lift").against[name]
         assert comparison.verdict == ("better" if winner == "ecinn" else "worse")
     table = next(t for t in heatmap_tables.heatmap_tables(result) if "minus" in t.title)

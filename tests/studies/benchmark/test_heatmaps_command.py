@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from ecinn.cli import benchmark_heatmaps as command
+from ecinn.cli import benchmark_models as command
 from ecinn.errors import EcinnError
 from ecinn.studies.benchmark import heatmaps
+from ecinn.studies.inception import training as inception
 from helpers.builders import random_images, small_model
 from helpers.command_line import fails, run
 from helpers.heatmap_benchmark import SEED
@@ -20,9 +21,8 @@ def test_missing_captum_is_one_line_before_anything_is_read(monkeypatch) -> None
 
 @pytest.fixture
 def small_command(monkeypatch):
-    monkeypatch.setattr(heatmaps, "RESAMPLES", 50)
     model = small_model()
-    monkeypatch.setattr(command, "load", lambda name, device: model)
+    monkeypatch.setattr("ecinn.model.load", lambda name, device: model)
     data = {"test": random_images(12, 1, 3, 1), "train": random_images(40, 1, 3, 2)}
     monkeypatch.setattr(command, "load_images", lambda name, split, folder: data[split])
     return ("benchmark", "heatmaps", "--model", "some", "--seed", SEED)
@@ -40,8 +40,8 @@ def test_command_writes_tables_figures_and_a_sheet(small_command, tmp_path) -> N
     written = json.loads((tmp_path / "heatmaps-tiny.json").read_text())
     assert (written["n"], written["complete"]) == (2, True)
     assert written["record"]["baseline"] == written["baseline"] == "mean"
-    mean, low, high = written["blocks"][0]["rows"][1]["figures"]["total variation"]
-    assert f"{mean:.3f} [{low:.3f}, {high:.3f}]" in page
+    figure = written["blocks"][0]["rows"][1]["figures"]["total variation"]
+    assert "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**figure) in page
     black = ("--methods", "", "--json", "--baseline", "black")
     _, stdout, _ = run(*small_command, "--n", 2, "--out", tmp_path, *black)
     assert json.loads(stdout)["dataset"] == "tiny"
@@ -54,7 +54,7 @@ def test_what_was_measured_is_kept_when_the_rest_fails(
     def fail(*_) -> None:
         raise EcinnError("the lights went out")
 
-    monkeypatch.setattr(heatmaps, "_logit_row", fail)
+    monkeypatch.setattr(heatmaps.Bench, "logit_row", fail)
     options = ("--n", 2, "--out", tmp_path, "--methods", "gradient_shap")
     code, _, stderr = run(*small_command, *options)
     assert (code, stderr.splitlines()[-1]) == (1, "error: the lights went out")
@@ -65,13 +65,13 @@ def test_what_was_measured_is_kept_when_the_rest_fails(
 
 def test_command_refuses_in_one_line(small_command, monkeypatch, tmp_path) -> None:
     here = ("--out", tmp_path / "new")
-    assert "--n lies between 2 and the 12" in fails(*small_command, "--n", 13, *here)
+    assert "--n must lie between 2 and the 12" in fails(*small_command, "--n", 13, *here)
     assert "no method is called 'lime'" in fails(*small_command, "--methods", "lime", *here)
     assert "cannot read" in fails(*small_command, "--cnn", tmp_path / "none", *here)
 
     def of_other_classes(path, device, class_names) -> None:
         raise EcinnError(f"{path} must tell {' from '.join(class_names)}")
 
-    monkeypatch.setattr(command, "load_inception", of_other_classes)
+    monkeypatch.setattr(inception, "load_inception", of_other_classes)
     assert "f must tell a from b from c" in run(*small_command, "--cnn", "f", *here)[2]
     assert not (tmp_path / "new").exists()

@@ -11,10 +11,11 @@ from helpers.builders import random_images, small_cnn, small_model
 
 
 def test_random_inn_is_invertible_and_neither_the_identity_nor_the_trained_one() -> None:
-    trained = small_model().classifier
+    model = small_model()
+    trained = model.classifier
     images = to_pixels(random_images(40, 1, 3, 2).images)
     before = torch.get_rng_state()
-    random, again, other = (randomised_inn(trained, images, seed) for seed in (0, 0, 1))
+    random, again, other = (randomised_inn(model, images, seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     z, log_det = random.classifier.encode_with_log_det(images)
     identity = GenerativeClassifier(random.classifier.architecture).eval().encode(images)
@@ -31,7 +32,7 @@ def test_random_inn_is_invertible_and_neither_the_identity_nor_the_trained_one()
     assert torch.equal(again.mu_bar, random.mu_bar)
     assert not torch.allclose(other.mu_bar, random.mu_bar)
     with pytest.raises(EcinnError, match="another --seed"):
-        randomised_inn(trained, images[:1].expand(5, -1, -1, -1), 0)
+        randomised_inn(model, images[:1].expand(5, -1, -1, -1), 0)
 
 
 def test_random_cnn_has_new_weights_and_batch_norms_that_fit() -> None:

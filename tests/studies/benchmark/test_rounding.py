@@ -14,14 +14,14 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import pack, rounded_again, stored_precision, unpack
 from ecinn.classifier.recipes import CELEBA_ATTRIBUTES
-from ecinn.cli import benchmark_rounding as command
+from ecinn.cli import benchmark_models as command
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
 from ecinn.studies.benchmark.rounding import (
-    Reading,
+    Outcome,
     RoundingCost,
     Spread,
     measure_rounding,
@@ -246,7 +246,7 @@ def test_a_model_knows_what_it_was_rounded_from(bits: int) -> None:
 
 
 def test_what_cannot_be_measured_is_refused(model: Model, data: Dataset) -> None:
-    with pytest.raises(InputError, match="32 bits: nothing was rounded"):
+    with pytest.raises(InputError, match="32 bits: it has no rounding to measure"):
         measure_rounding(stored(network(2), 32), data)
     with pytest.raises(InputError, match="two draws or more, not 1"):
         measure_rounding(model, data, draws=1)
@@ -258,7 +258,7 @@ def test_tables_show_costs_with_their_sign() -> None:
         bits=8,
         error=0.0961,
         bits_per_dim=3.31544,
-        draws=(Reading(0.1, 3.0, 0.0),) * 3,
+        draws=(Outcome(0.1, 3.0, 0.0),) * 3,
         error_cost=Spread(-0.0012, 0.0034),
         bits_per_dim_cost=Spread(0.00021, 0.00004),
         changed=Spread(0.0056, 0.0011),
@@ -271,7 +271,7 @@ def test_tables_show_costs_with_their_sign() -> None:
     assert row == (
         "a", "8", "9.61", "-0.12 ± 0.34", "3.3154", "+0.00021 ± 0.00004", "0.56 ± 0.11",
     )  # fmt: skip
-    known = dataclasses.replace(result, unrounded=Reading(0.0981, 3.3152, 0.004))
+    known = dataclasses.replace(result, unrounded=Outcome(0.0981, 3.3152, 0.004))
     _, truth = rounding_tables({"a": known, "b": result}, "test")
     assert truth.rows == (("a", "9.81", "-0.20", "3.3152", "+0.00024", "0.40"),)
 
@@ -351,8 +351,8 @@ def test_failures_are_one_line(files: dict[str, Path], images: list[str], tmp_pa
         return fails("benchmark", "rounding", *arguments, "--out", tmp_path / "o")
 
     a = ("--model", files["a"])
-    assert "nothing to measure" in refused("--model", files["other"])
+    assert "no rounding to measure" in refused("--model", files["other"])
     assert "a is given twice" in refused(*a, *a)
     assert "itself stored with 8 bits" in refused(*a, "--unrounded", files["a"])
-    assert "not what a was rounded from" in refused(*a, "--unrounded", files["other"])
+    assert "does not round to a" in refused(*a, "--unrounded", files["other"])
     assert not (tmp_path / "o").exists()

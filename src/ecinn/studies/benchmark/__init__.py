@@ -1,5 +1,6 @@
-"""Counterfactuals measured: beside other methods, beside the authors' own, against what was asked.
+"""Benchmarks of counterfactuals, heatmaps and models; every command writes tables and JSON.
 
-`methods` makes them, `quality` judges them, `side_by_side`, `authors` and `consistency` are the
-three benchmarks; `tables`, `figure` and `record` lay out what they found and compute nothing.
+`side_by_side` compares methods of counterfactuals, `authors` scores the authors' published ones,
+`consistency` compares asked and obtained confidences, `heatmaps` compares attribution methods,
+`faces` and `rounding` measure models. `quality` holds what several of them share.
 """

@@ -1,82 +1,134 @@
-"""The authors' published benchmark scored again, and our counterfactuals of the same images."""
+"""Score the authors' published counterfactuals again, and ours of the same images and targets.
+
+FID, Oracle and LabelVariationScore cannot be computed again, because they depend on classifiers
+that the authors did not publish; their published values are only reported.
+"""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ecinn.data.planted import Cue
+from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.counterfactuals import MeanWithInterval
+from ecinn.metrics.statistics import Interval, normal_interval
 from ecinn.model import Model
+from ecinn.pixels import StoredImages
+from ecinn.progress import Observer, Progress, counter, ignore
 from ecinn.studies.benchmark.authors_files import (
+    DATASETS,
     FAILED,
     AuthorsBenchmark,
     BenchmarkName,
+    ClassAutoencoders,
+    Score,
     StoredCounterfactuals,
 )
-from ecinn.studies.benchmark.authors_table import Comparison, Row, compare
-from ecinn.studies.benchmark.authors_table import score as score_as_published
-from ecinn.studies.benchmark.autoencoders import ClassAutoencoders
-from ecinn.studies.benchmark.methods import read
 from ecinn.studies.benchmark.quality import (
     CUES,
-    Observe,
+    PERFECT,
+    REAL,
     Verdict,
     judge,
+    predicted_classes,
     random_of_class,
     real_as_near,
 )
 from ecinn.studies.judges import Judges
 
 OURS = "ours"
-REAL = "real image of q"
 AS_NEAR = "real image of q, as near as ours"
-PERFECT = "perfect answer"
 DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
 _BATCH = 250
-DATASETS: Mapping[BenchmarkName, str] = MappingProxyType(
-    {"mnist": "mnist", "fake_mnist": "fakemnist"}
-)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's scores. Failed and all-black counterfactuals count for the first two only."""
+
+    method: str
+    class_changed: Interval
+    """The authors' target-class validity, over all images; a failure changes nothing."""
+    reached: Interval
+    """Share classified as q, over all images."""
+    elastic_net: Interval
+    im1: Interval | None
+    im2: Interval | None
+    """Not ×100. Like IM1, None without autoencoders."""
+    failed: int
+    black: int
+    """All-black images that the method did not report as failed."""
+    as_published: Mapping[str, Score]
+    """The figures that can be reproduced, by the authors' names, at full precision."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure as computed here and as published."""
+
+    metric: str
+    method: str
+    here: Score
+    published: Score
+
+    @property
+    def digits(self) -> float:
+        """−log₁₀ of the larger relative difference of mean and half width.
+
+        −inf if the numbers of images differ.
+        """
+        here, published = self.here, self.published
+        assert here.half_width is not None
+        assert published.half_width is not None
+        if here.n != published.n:
+            return -math.inf
+        pairs = ((here.mean, published.mean), (here.half_width, published.half_width))
+        difference = max(abs(a - b) / (abs(b) or 1.0) for a, b in pairs)
+        return -math.log10(difference) if difference else math.inf
+
+    def __str__(self) -> str:
+        """Return both at full precision."""
+        return (
+            f"{self.metric} of {self.method}: here {self.here.mean!r} ± {self.here.half_width!r}, "
+            f"published {self.published.mean!r} ± {self.published.half_width!r} "
+            f"(over {self.here.n} and {self.published.n} images)"
+        )
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A method's row as the authors score it, and what our judges say of the same images."""
+    """A method's scores as the authors define them, and our judges' verdict."""
 
     row: Row
     verdict: Verdict | None
-    """Over the counterfactuals that are neither failed nor black; None if those are under two."""
+    """Without failed and black images; None if fewer than two are left."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """α₁ counterfactuals at an asked confidence in place of α₁'s own."""
+    """Our counterfactuals at an asked confidence instead of at α₁."""
 
     asked: float
     n: int
-    reachable: MeanWithInterval
-    """Share of pairs whose line reaches that confidence; the rest is over those alone."""
-    reached: MeanWithInterval
-    obtained: MeanWithInterval
+    reachable: Interval
+    """Share of pairs that can reach the confidence; all other figures are over those."""
+    obtained: Interval
     """p(q) of the stored 8-bit image."""
-    elastic_net: MeanWithInterval
-    im1: MeanWithInterval
-    im2: MeanWithInterval
-    verdict: Verdict | None
+    scored: Scored
 
 
 @dataclass(frozen=True)
 class AuthorsResult:
-    """One data set."""
+    """Results on one dataset."""
 
     name: BenchmarkName
     n: int
@@ -84,59 +136,124 @@ class AuthorsResult:
     control: tuple[Comparison, ...]
     """Every published figure that can be computed again."""
     published: Mapping[str, Mapping[str, float]]
-    """Means by metric and method, also of what cannot be computed again."""
+    """All published means, by metric and method."""
     theirs: tuple[Scored, ...]
     ours: Scored
     references: tuple[Scored, ...]
     target_is_prediction: int
-    """Pairs where our model already reads q: skipped, and counted as failures of ours."""
+    """Pairs where our model already predicts q: skipped, and counted as failures of ours."""
     other_prediction: int
-    """Images that our model reads as another class than theirs."""
+    """Images that our model and the authors' classify differently."""
     curve: tuple[CurvePoint, ...] = ()
 
     @property
     def reproduced(self) -> bool | None:
-        """Whether the control holds; None where fewer images were taken than published."""
+        """True if all published figures were reproduced; None with fewer images."""
         if self.limited:
             return None
         complete = len(self.control) == 4 * len(self.theirs)
         return complete and all(figure.digits >= DIGITS for figure in self.control)
 
 
-def limit_authors(benchmark: AuthorsBenchmark, n: int | None) -> AuthorsBenchmark:
-    """The first n images, or all."""
-    if n is None or n >= len(benchmark.originals):
-        return benchmark
-    return dataclasses.replace(
-        benchmark,
-        originals=benchmark.originals.first(n),
-        counterfactuals=MappingProxyType(
-            {
-                name: StoredCounterfactuals(
-                    name, made.images[:n], made.p[:n], made.q[:n], made.read_as[:n]
-                )
-                for name, made in benchmark.counterfactuals.items()
-            }
-        ),
+def score(
+    originals: StoredImages,
+    counterfactuals: StoredCounterfactuals,
+    autoencoders: ClassAutoencoders | None = None,
+) -> Row:
+    """Score counterfactuals of these originals as the authors did.
+
+    The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
+    so this equals k/255 − ½, which is used here: no image's score depends on another image.
+    """
+    if len(originals) != len(counterfactuals.images):
+        raise InputError(
+            f"{counterfactuals.method} has {len(counterfactuals.images)} counterfactuals "
+            f"of {len(originals)} originals: give one per original, in the same order"
+        )
+    predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
+    failed, black = counterfactuals.failed, counterfactuals.black
+    kept = ~failed & ~black
+    images = counterfactuals.images[kept]
+    values: dict[str, Tensor] = {
+        "TargetClassValidity": metrics.class_changed(predicted, p),
+        "ElasticNet": metrics.elastic_net(originals[kept], images),
+    }
+    if autoencoders is not None:
+        made = autoencoders.reconstruct(images, p[kept], q[kept])
+        values["IM1"] = metrics.im1(made.pixels, made.by_q, made.by_p)
+        values["IM2"] = metrics.im2(made.pixels, made.by_q, made.by_all)
+    intervals = {metric: normal_interval(each) for metric, each in values.items()}
+    return Row(
+        method=counterfactuals.method,
+        class_changed=intervals["TargetClassValidity"],
+        reached=normal_interval(metrics.reached(predicted, q)),
+        elastic_net=intervals["ElasticNet"],
+        im1=intervals.get("IM1"),
+        im2=intervals.get("IM2"),
+        failed=int(failed.sum()),
+        black=int((black & ~failed).sum()),
+        as_published={metric: _published_form(each.double()) for metric, each in values.items()},
     )
 
 
+def _published_form(values: Float[Tensor, " values"]) -> Score:
+    """mean ± 1.96 σ/√n; an interval's ends would lose digits of the half width."""
+    mean = values.mean()
+    sigma = (values - mean).square().mean().sqrt()
+    half_width = 1.96 * float(sigma) / math.sqrt(max(len(values), 1))
+    return Score(float(mean), half_width, len(values))
+
+
+def compare(benchmark: AuthorsBenchmark, rows: Sequence[Row]) -> list[Comparison]:
+    """Compare every figure of these rows that the authors published with an interval."""
+    return [
+        Comparison(metric, row.method, here, theirs)
+        for row in rows
+        for metric, here in row.as_published.items()
+        if (theirs := benchmark.published.get(metric, {}).get(row.method)) is not None
+        and theirs.half_width is not None
+    ]
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores counterfactuals with the authors' metrics and our judges."""
+
+    originals: StoredImages
+    autoencoders: ClassAutoencoders
+    judges: Judges
+    real_features: Float[Tensor, "real features"]
+    cue: Cue | None
+
+    def __call__(self, made: StoredCounterfactuals, rows: Tensor | None = None) -> Scored:
+        """Score all counterfactuals, or those of these rows of the originals."""
+        originals = self.originals if rows is None else self.originals[rows]
+        row = score(originals, made, self.autoencoders)
+        kept = ~made.failed & ~made.black
+        if int(kept.sum()) < 2:
+            return Scored(row, None)
+        images = (originals[kept], made.images[kept])
+        verdict = judge(self.judges, *images, made.q[kept], self.real_features, self.cue)
+        return Scored(row, verdict)
+
+
 def our_counterfactuals(
-    model: Model, benchmark: AuthorsBenchmark, observe: Callable[[int], None] = lambda done: None
+    model: Model, benchmark: AuthorsBenchmark, observe: Observer = ignore
 ) -> StoredCounterfactuals:
-    """α₁, stored as 8 bits, for ECINN's targets; black and failed where q is our prediction."""
+    """Compute 8-bit counterfactuals at α₁ for ECINN's targets; failed where q is predicted."""
     originals, q = benchmark.originals.images, benchmark.counterfactuals["GEN"].q
     images, p = torch.zeros_like(originals), torch.zeros_like(q)
-    read_as = torch.full_like(q, FAILED)
+    predicted = torch.full_like(q, FAILED)
+    count = counter(observe, OURS, len(q))
     for rows in torch.arange(len(q)).split(_BATCH):
-        p[rows] = read(model, originals[rows])
+        p[rows] = predicted_classes(model, originals[rows])
         usable = rows[(q[rows] != p[rows]) & (q[rows] >= 0)]
         if len(usable):
             answer = model.explain(originals[usable], q[usable, None].to(model.device))
             images[usable] = answer.stored_convincing[:, 0].cpu()
-            read_as[usable] = answer.convincing_certificate.winner[:, 0].cpu()
-        observe(int(rows[-1]) + 1)
-    return StoredCounterfactuals(OURS, images, p, q, read_as)
+            predicted[usable] = answer.convincing_certificate.winner[:, 0].cpu()
+        count(int(rows[-1]) + 1)
+    return StoredCounterfactuals(OURS, images, p, q, predicted)
 
 
 def confidence_curve(
@@ -148,17 +265,17 @@ def confidence_curve(
     *,
     asked: Sequence[float] = ASKED,
     images: int = CURVE_IMAGES,
-    observe: Callable[[int], None] = lambda done: None,
+    observe: Observer = ignore,
 ) -> tuple[CurvePoint, ...]:
-    """Change, realism and oracles against the confidence asked for, over the first images."""
+    """Score our counterfactuals of the first images at several asked confidences."""
     usable = (~ours.failed).nonzero()[:, 0][:images]
     originals, p, q = benchmark.originals.images[usable], ours.p[usable], ours.q[usable]
-    real_features = judges.features(benchmark.originals.images)
-    cue = _cue(benchmark)
+    scorer = _scorer(benchmark, autoencoders, judges)
+    count = counter(observe, "asked confidences", len(asked) * len(q))
     points = []
-    for number, confidence in enumerate(asked):
+    for number_of_points, confidence in enumerate(asked):
         stored, obtained = torch.zeros_like(originals), torch.zeros(len(q))
-        reachable, read_as = torch.zeros(len(q), dtype=torch.bool), torch.zeros_like(q)
+        reachable, predicted = torch.zeros(len(q), dtype=torch.bool), torch.zeros_like(q)
         for rows in torch.arange(len(q)).split(_BATCH):
             answer = model.explain(
                 originals[rows], q[rows, None].to(model.device), confidence=confidence
@@ -166,25 +283,30 @@ def confidence_curve(
             verdict = answer.convincing_certificate.verdict[:, 0].cpu()
             stored[rows] = answer.stored_convincing[:, 0].cpu()
             reachable[rows] = answer.reachable[:, 0].cpu()
-            read_as[rows] = verdict.argmax(1)
+            predicted[rows] = verdict.argmax(1)
             obtained[rows] = verdict.gather(1, q[rows, None])[:, 0]
-            observe(number * len(q) + int(rows[-1]) + 1)
-        made = autoencoders.reconstruct(stored[reachable], p[reachable], q[reachable])
-        mean = metrics.mean_and_interval
+            count(number_of_points * len(q) + int(rows[-1]) + 1)
+        made = StoredCounterfactuals(
+            OURS, stored[reachable], p[reachable], q[reachable], predicted[reachable]
+        )
         points.append(
             CurvePoint(
                 asked=confidence,
                 n=len(q),
-                reachable=mean(reachable),
-                reached=mean(metrics.reached(read_as, q)[reachable]),
-                obtained=mean(obtained[reachable]),
-                elastic_net=mean(metrics.elastic_net(originals[reachable], stored[reachable])),
-                im1=mean(metrics.im1(made.pixels, made.by_q, made.by_p)),
-                im2=mean(metrics.im2(made.pixels, made.by_q, made.by_all)),
-                verdict=_verdict(judges, originals, stored, q, reachable, real_features, cue),
+                reachable=normal_interval(reachable),
+                obtained=normal_interval(obtained[reachable]),
+                scored=scorer(made, usable[reachable]),
             )
         )
     return tuple(points)
+
+
+def _scorer(
+    benchmark: AuthorsBenchmark, autoencoders: ClassAutoencoders, judges: Judges
+) -> _Scorer:
+    features = judges.features(benchmark.originals.images)
+    cue = CUES.get(DATASETS[benchmark.name])
+    return _Scorer(benchmark.originals.images, autoencoders, judges, features, cue)
 
 
 def score_authors(
@@ -196,26 +318,22 @@ def score_authors(
     limit: int | None = None,
     seed: int = 0,
     with_curve: bool = True,
-    observe: Observe = lambda what, done, total: None,
+    observe: Observer = ignore,
 ) -> AuthorsResult:
-    """The control, the authors' rows, ours, and what no method made."""
-    whole, benchmark = benchmark, limit_authors(benchmark, limit)
+    """Score the authors' counterfactuals, ours and references, and check the published figures."""
+    whole, benchmark = benchmark, benchmark.first(limit)
     n = len(benchmark.originals)
-    gen = benchmark.counterfactuals["GEN"]
-    ours = our_counterfactuals(model, benchmark, functools.partial(_count, observe, OURS, n))
-    real_features = judges.features(benchmark.originals.images)
-    cue = _cue(benchmark)
+    ours = our_counterfactuals(model, benchmark, observe)
+    scorer = _scorer(benchmark, autoencoders, judges)
 
     def scored(made: StoredCounterfactuals) -> Scored:
-        observe(f"scoring {made.method}", 0, 1)
-        row = score_as_published(benchmark.originals, made, autoencoders)
-        kept = ~made.failed & ~made.black
-        originals = benchmark.originals.images
-        verdict = _verdict(judges, originals, made.images, made.q, kept, real_features, cue)
-        observe(f"scoring {made.method}", 1, 1)
-        return Scored(row, verdict)
+        observe(Progress(f"scoring {made.method}", 0, 1))
+        result = scorer(made)
+        observe(Progress(f"scoring {made.method}", 1, 1))
+        return result
 
     theirs = tuple(scored(made) for made in benchmark.counterfactuals.values())
+    references = _references(model, whole, benchmark, ours, scorer.cue, seed, observe)
     result = AuthorsResult(
         name=benchmark.name,
         n=n,
@@ -229,17 +347,13 @@ def score_authors(
         ),
         theirs=theirs,
         ours=scored(ours),
-        references=tuple(
-            scored(made) for made in _references(model, whole, benchmark, ours, cue, seed, observe)
-        ),
+        references=tuple(scored(made) for made in references),
         target_is_prediction=int((ours.q == ours.p).sum()),
-        other_prediction=int((ours.p != gen.p).sum()),
+        other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
     )
     if not with_curve:
         return result
-    total = len(ASKED) * min(CURVE_IMAGES, int((~ours.failed).sum()))
-    bar = functools.partial(_count, observe, "asked confidences", total)
-    curve = confidence_curve(model, benchmark, autoencoders, judges, ours, observe=bar)
+    curve = confidence_curve(model, benchmark, autoencoders, judges, ours, observe=observe)
     return dataclasses.replace(result, curve=curve)
 
 
@@ -250,48 +364,21 @@ def _references(
     ours: StoredCounterfactuals,
     cue: Cue | None,
     seed: int,
-    observe: Observe,
+    observe: Observer,
 ) -> list[StoredCounterfactuals]:
-    """Of the same pairs as ours; read by our model."""
-    usable = ~ours.failed
+    """Make references for the pairs of ours, classified by our model."""
+    originals, q = benchmark.originals.images, ours.q.clamp(min=0)
     generator = torch.Generator().manual_seed(seed)
-    answers = {REAL: random_of_class(whole.originals, ours.q.clamp(min=0), generator)}
+    references = {REAL: random_of_class(whole.originals, q, generator)}
     if cue is None:
-        observe(AS_NEAR, 0, 1)
-        answers[AS_NEAR] = real_as_near(
-            model.checkpoint.recipe.load("train"),
-            benchmark.originals.images,
-            ours.images,
-            ours.q.clamp(min=0),
-        )
-        observe(AS_NEAR, 1, 1)
+        observe(Progress(AS_NEAR, 0, 1))
+        references[AS_NEAR] = real_as_near(model.recipe.load("train"), originals, ours.images, q)
+        observe(Progress(AS_NEAR, 1, 1))
     else:
-        answers[PERFECT] = cue.paint(benchmark.originals.images, ours.q.clamp(min=0))
+        references[PERFECT] = cue.paint(originals, q)
     made = []
-    for name, images in answers.items():
-        read_as = read(model, images, observe, f"reading {name}")
-        read_as = torch.where(usable, read_as, FAILED)
-        made.append(StoredCounterfactuals(name, images, ours.p, ours.q, read_as))
+    for name, images in references.items():
+        predicted = predicted_classes(model, images, observe, f"classifying {name}")
+        predicted = torch.where(ours.failed, FAILED, predicted)
+        made.append(StoredCounterfactuals(name, images, ours.p, ours.q, predicted))
     return made
-
-
-def _verdict(
-    judges: Judges,
-    originals: metrics.Images,
-    images: metrics.Images,
-    q: metrics.Labels,
-    kept: Bool[Tensor, " batch"],
-    real_features: Float[Tensor, "real features"],
-    cue: Cue | None,
-) -> Verdict | None:
-    if int(kept.sum()) < 2:
-        return None
-    return judge(judges, originals[kept], images[kept], q[kept], real_features, cue)
-
-
-def _cue(benchmark: AuthorsBenchmark) -> Cue | None:
-    return CUES.get(DATASETS[benchmark.name])
-
-
-def _count(observe: Observe, what: str, total: int, done: int) -> None:
-    observe(what, done, total)

@@ -1,66 +1,55 @@
-"""Confidence consistency: how sure of p the stored image is, against what was asked for."""
+"""Compare asked confidences with those of the stored counterfactuals."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset
+from ecinn.drawing.table import Table, number, percent
 from ecinn.errors import InputError
 from ecinn.explanation.correction import Ends, Line, correct_alpha
 from ecinn.explanation.reading import stored_posterior
-from ecinn.flow.precision import exact_convolutions
-from ecinn.metrics.counterfactuals import (
-    ConfidenceConsistency,
-    Images,
-    Labels,
-    confidence_consistency,
-)
+from ecinn.metrics.counterfactuals import ConfidenceConsistency, confidence_consistency
 from ecinn.model import Model
-from ecinn.studies.benchmark.methods import read
+from ecinn.pixels import Labels, StoredImages
+from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.quality import predicted_classes
 
 ASKED = tuple(round(0.05 * step, 2) for step in range(1, 20))
 _BATCH = 64
 
+PerLevel = Float[Tensor, "batch levels"]
+
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of getting there."""
+    """Counterfactuals with or without correction of α."""
 
     consistency: ConfidenceConsistency
     passes: float
     """Mean network evaluations per counterfactual."""
     obtained: tuple[float, ...]
-    """Mean p(p) of the stored 8-bit images at every asked level; nan where there is none."""
+    """Mean p(p) of the stored 8-bit images at every asked level; nan without images."""
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """Images of two classes moved towards each other, asked for every level of p(p)."""
+    """Images of two classes moved towards each other, at every level of p(p)."""
 
     classes: tuple[str, str]
     n: int
-    """Images; each is asked for every level."""
+    """Images; each is moved to every level."""
     seed: int
     asked: tuple[float, ...]
     unreachable: int
-    """Pairs of image and level that no α gives; left out."""
+    """Pairs of image and level that no α reaches; they are left out."""
     plain: Variant
     corrected: Variant
-    """Stored images are read, and α is corrected where they are not as was asked."""
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """p(p) of stored images, a column per level."""
-
-    plain: Float[Tensor, "batch levels"]
-    corrected: Float[Tensor, "batch levels"]
-    reachable: Bool[Tensor, "batch levels"]
-    corrections: Int[Tensor, "batch levels"]
+    """α is corrected where the stored image misses the asked confidence."""
 
 
 def measure_consistency(
@@ -70,92 +59,132 @@ def measure_consistency(
     *,
     n: int = 100,
     seed: int = 0,
-    observe: Callable[[int], None] = lambda done: None,
+    asked: Sequence[float] = ASKED,
+    observe: Observer = ignore,
 ) -> Consistency:
-    """Random test images of two classes, read as what they are, moved towards the other one."""
+    """Move random, correctly classified test images of two classes towards the other class."""
     images, p = draw_of_classes(model, data, classes, n, seed)
-    parts = []
+    count = counter(observe, "asked confidences", n)
+    batches = []
     for rows in torch.arange(n).split(_BATCH):
-        parts.append(_answers(model, images[rows], p[rows], sum(classes) - p[rows]))
-        observe(int(rows[-1]) + 1)
-    reachable = torch.cat([part.reachable for part in parts])
-    corrections = torch.cat([part.corrections for part in parts])[reachable]
-    plain = torch.cat([part.plain for part in parts])
-    corrected = torch.cat([part.corrected for part in parts])
-    names = model.class_names
+        batches.append(_confidences(model, images[rows], p[rows], sum(classes) - p[rows], asked))
+        count(int(rows[-1]) + 1)
+    plain, corrected, corrections, reachability = (
+        torch.cat(parts) for parts in zip(*batches, strict=True)
+    )
+    reachable = reachability.bool()
+
+    def variant(obtained: PerLevel, passes: float) -> Variant:
+        levels = torch.tensor(asked, dtype=torch.float64).expand_as(obtained)
+        columns = zip(obtained.T, reachable.T, strict=True)
+        return Variant(
+            consistency=confidence_consistency(levels[reachable], obtained[reachable]),
+            passes=passes,
+            obtained=tuple(float(column[rows].mean()) for column, rows in columns),
+        )
+
     return Consistency(
-        classes=(names[classes[0]], names[classes[1]]),
+        classes=(model.class_names[classes[0]], model.class_names[classes[1]]),
         n=n,
         seed=seed,
-        asked=ASKED,
+        asked=tuple(asked),
         unreachable=int((~reachable).sum()),
-        plain=_variant(plain, reachable, 2.0),
-        # One more to read what was stored, then a decode and a reading per correction.
-        corrected=_variant(corrected, reachable, 3 + 2 * float(corrections.double().mean())),
-    )
-
-
-def _variant(
-    obtained: Float[Tensor, "batch levels"], reachable: Bool[Tensor, "batch levels"], passes: float
-) -> Variant:
-    asked = torch.tensor(ASKED, dtype=torch.float64).expand_as(obtained)
-    means = [column[there].mean() for column, there in zip(obtained.T, reachable.T, strict=True)]
-    return Variant(
-        consistency=confidence_consistency(asked[reachable], obtained[reachable]),
-        passes=passes,
-        obtained=tuple(float(mean) for mean in means),
+        plain=variant(plain, 2.0),
+        # One pass to check the stored image, then a decode and an encode per correction.
+        corrected=variant(corrected, 3 + 2 * float(corrections[reachable].mean())),
     )
 
 
 def draw_of_classes(
     model: Model, data: Dataset, classes: tuple[int, int], n: int, seed: int
-) -> tuple[Images, Labels]:
-    """Random images of either class that the model reads as their label, and that label."""
+) -> tuple[StoredImages, Labels]:
+    """Draw correctly classified images of either class, and their labels."""
     known = len(model.class_names)
     if len(set(classes)) < 2 or not all(0 <= label < known for label in classes):
-        raise InputError(f"classes are two different ones of 0 to {known - 1}, not {classes}")
+        raise InputError(f"classes must be two different ones of 0 to {known - 1}, not {classes}")
     if n < 1:
-        raise InputError(f"n is at least 1 image, not {n}")
+        raise InputError(f"n must be at least 1 image, not {n}")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data), generator=generator)
     labels = data.labels[order]
     order = order[(labels == classes[0]) | (labels == classes[1])]
-    # A few more than asked for, since some are misread; all of them only where that is needed.
-    for some in (order[: n + 20], order):
-        p = read(model, data.images[some])
-        right = (p == data.labels[some]).nonzero()[:, 0]
+    # Try a few more than needed, since some are misclassified, before trying all of them.
+    for candidates in (order[: n + 20], order):
+        p = predicted_classes(model, data.images[candidates])
+        right = (p == data.labels[candidates]).nonzero()[:, 0]
         if len(right) >= n:
-            return data.images[some[right[:n]]], p[right[:n]]
-    raise InputError(f"n is at most the {len(right)} images of these two classes, not {n}")
+            return data.images[candidates[right[:n]]], p[right[:n]]
+    raise InputError(f"n must be at most the {len(right)} images of these two classes, not {n}")
 
 
 @torch.inference_mode()
-def _answers(model: Model, images: Images, p: Labels, q: Labels) -> _Answers:
-    """Every image at every level, plain and corrected."""
-    classifier = model.classifier
+def _confidences(
+    model: Model, images: StoredImages, p: Labels, q: Labels, asked: Sequence[float]
+) -> tuple[PerLevel, PerLevel, PerLevel, PerLevel]:
+    """p(p) of the stored images, plain and corrected, with corrections and reachability."""
     p, q = p[:, None].to(model.device), q[:, None].to(model.device)
-    plain, corrected, there, corrections = [], [], [], []
-    with exact_convolutions():
-        z = classifier.encode(model.pixels(images))[:, None]
-        delta = equations.latent_direction(model.mu_bar, p, q)
-        for level in ASKED:
-            alpha, reachable = equations.departing_alpha(z, delta, classifier.mu, p, level)
-            moved = equations.corrected_latent(z, alpha, delta)
-            image = classifier.decode(moved[:, 0])
-            stored = stored_posterior(classifier, image)[:, None]
-            expected = equations.log_posterior(moved, classifier.mu).exp()
-            # p is where the same line leads to when it is walked backwards.
-            none = torch.zeros_like(p)
-            ends = Ends(expected, stored, alpha=-alpha, image=image[:, None], corrections=none)
-            better = correct_alpha(classifier, Line(z, -delta, p), ends, level, reachable)
-            assert better.stored_posterior is not None
-            plain.append(stored.gather(2, p[..., None])[:, 0])
-            corrected.append(better.stored_posterior.gather(2, p[..., None])[:, 0])
-            there.append(reachable)
-            corrections.append(better.corrections)
-    return _Answers(
-        plain=torch.cat(plain, 1).double().cpu(),
-        corrected=torch.cat(corrected, 1).double().cpu(),
-        reachable=torch.cat(there, 1).cpu(),
-        corrections=torch.cat(corrections, 1).cpu(),
+    z = model.encode_with_log_det(model.pixels(images))[0][:, None]
+    delta = equations.latent_direction(model.mu_bar, p, q)
+
+    def of_p(posterior: Float[Tensor, "batch 1 classes"]) -> Float[Tensor, "batch 1"]:
+        return posterior.gather(2, p[..., None])[:, 0]
+
+    columns: list[tuple[Tensor, ...]] = []
+    for level in asked:
+        alpha, reachable = equations.departing_alpha(z, delta, model.mu, p, level)
+        moved = equations.corrected_latent(z, alpha, delta)
+        image = model.decode(moved[:, 0])
+        stored = stored_posterior(model, image)[:, None]
+        posterior = equations.log_posterior(moved, model.mu).exp()
+        # The same line, walked backwards, leads to p.
+        none = torch.zeros_like(p)
+        ends = Ends(posterior, stored, alpha=-alpha, image=image[:, None], corrections=none)
+        better = correct_alpha(model, Line(z, -delta, p), ends, level, reachable)
+        assert better.stored_posterior is not None
+        columns.append(
+            (of_p(stored), of_p(better.stored_posterior), better.corrections, reachable)
+        )
+    plain, corrected, corrections, reachability = (
+        torch.cat(parts, 1).double().cpu() for parts in zip(*columns, strict=True)
+    )
+    return plain, corrected, corrections, reachability
+
+
+def consistency_tables(result: Consistency) -> tuple[Table, ...]:
+    """Lay out both variants, and the mean confidence obtained at every asked level."""
+    first, second = result.classes
+    variants = {"plain": result.plain, "corrected": result.corrected}
+    pairs = result.n * len(result.asked) - result.unreachable
+    obtained = zip(result.asked, result.plain.obtained, result.corrected.obtained, strict=True)
+    return (
+        Table.of(
+            f"Confidence asked and obtained between {first} and {second} ({result.n} test images)",
+            [
+                {
+                    "variant": name,
+                    "Pearson's r": number(variant.consistency.correlation, 4),
+                    "within ±.05 %": percent(variant.consistency.within),
+                    "MSE ×100": number(variant.consistency.mean_squared_error, 3, 100.0),
+                    "passes": number(variant.passes, 1),
+                }
+                for name, variant in variants.items()
+            ],
+            [
+                "Random, correctly classified test images. Asked: a posterior of the image's own "
+                "class of .05, .10, … .95. Obtained: the posterior of the stored 8-bit image. "
+                f"Over {pairs} pairs; {result.unreachable} that no α reaches are left out. "
+                "Corrected: α is corrected where the stored image misses the asked confidence.",
+            ],
+        ),
+        Table.of(
+            "Mean obtained at every asked level",
+            [
+                {
+                    "asked": f"{asked:.2f}",
+                    "plain": number(plain, 4),
+                    "corrected": number(corrected, 4),
+                }
+                for asked, plain, corrected in obtained
+            ],
+        ),
     )

@@ -1,8 +1,9 @@
-"""The models of faces on all test faces, and pictures that were drawn at random, or the worst."""
+"""Measure models of faces on all test faces, and draw random and least likely examples."""
 
-import math
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -10,25 +11,37 @@ from torch import Tensor, nn
 
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
+from ecinn.drawing.grid import Grid, Panel, draw
+from ecinn.drawing.table import Table, percent
+from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import counterfactual
 from ecinn.explanation.result import Explanation
-from ecinn.flow.precision import exact_convolutions
-from ecinn.metrics.statistics import wilson_interval
+from ecinn.metrics.statistics import Interval, wilson
 from ecinn.model import Model
-from ecinn.pixels import to_pixels, to_uint8
-from ecinn.studies.benchmark.face_jury import Convinced, ask
-from ecinn.studies.benchmark.tables import Table, percent
+from ecinn.pixels import StoredImages, to_pixels, to_uint8
+from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.quality import log_density
+from ecinn.studies.inception.training import load_inception
+from ecinn.studies.published import face_errors
 from ecinn.training.evaluation import Evaluation, evaluate
 
 BATCH = 50
+LEVELS = (None, 0.99)
+"""Asked confidences of the counterfactuals shown to Inception-V3; None is plain α₁."""
 
-PAPER_ERROR = {
-    "celeba/Smiling": (0.0742, 0.0662),
-    "celeba/High_Cheekbones": (0.1438, 0.1374),
-    "celeba/Wearing_Lipstick": (0.0487, 0.0570),
-    "celeba/Heavy_Makeup": (0.1268, 0.1084),
-}
-"""Table 1 of the paper, on CelebA-HQ: its INN's error and Inception-V3's."""
+
+@dataclass(frozen=True)
+class Convinced:
+    """Counterfactuals that convince another network."""
+
+    confidence: float | None
+    """Asked confidence; None for plain α₁."""
+    judged: int
+    """Faces that both networks classify alike before any change."""
+    convinced: int
+    """Stored counterfactuals of these that the other network classifies as q."""
+    change: float
+    """Mean |x̂ − x| of these, in pixels of [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +52,15 @@ class FaceResult:
     change: float
     """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
     inception_error: float | None
-    """Of Inception-V3 on the same faces, where it was trained."""
+    """Test error of Inception-V3 on the same faces, where it was trained."""
     paper_error: tuple[float, float] | None
+    """Test errors of the paper's INN and Inception-V3."""
     random: tuple[int, ...]
-    """Which test faces were drawn."""
+    """Test faces of the random sheet."""
     worst: tuple[int, ...]
-    """The test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
+    """Test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
     convinced: tuple[Convinced, ...] = ()
-    """What Inception-V3 says of the counterfactuals, where it is at hand."""
+    """How Inception-V3 classifies the counterfactuals, where it is available."""
 
 
 @dataclass(frozen=True)
@@ -65,145 +79,219 @@ def measure_faces(
     seed: int = 0,
     inception_error: float | None = None,
     inception: nn.Module | None = None,
-    observe: Callable[[str, int, int], None] = lambda what, done, total: None,
+    observe: Observer = ignore,
 ) -> tuple[FaceResult, FaceSheets]:
-    """Measure one model, and draw n random faces and the n of the least likely counterfactuals."""
-    name = model.checkpoint.recipe.name
-    evaluation = evaluate(
-        model,
-        data,
-        seed=seed,
-        batch_size=BATCH,
-        observe=lambda done: observe(f"{name}: measuring", done, len(data)),
-    )
+    """Measure one model; draw n random faces and the n least likely counterfactuals."""
+    evaluating = counter(observe, f"{model.name}: evaluating", len(data))
+    evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=evaluating)
+    count = counter(observe, f"{model.name}: finding the least likely", len(data))
     log_p, change = [], 0.0
     for start in range(0, len(data), BATCH):
         likelihood, distance = _likelihood_and_change(model, data.images[start : start + BATCH])
         log_p.append(likelihood.cpu())
         change += float(distance.sum())
-        observe(f"{name}: looking for the worst", start + len(distance), len(data))
+        count(start + len(distance))
     generator = torch.Generator().manual_seed(seed)
     random = torch.randperm(len(data), generator=generator)[:n]
     worst = torch.cat(log_p).argsort()[:n]
+    convinced: tuple[Convinced, ...] = ()
+    if inception is not None:
+        asking = counter(observe, f"{model.name}: asking Inception-V3", len(data))
+        convinced = convince(inception, model, data.images, count=asking)
     result = FaceResult(
-        evaluation,
-        change / len(data),
-        inception_error,
-        PAPER_ERROR.get(model.checkpoint.recipe.dataset),
-        tuple(random.tolist()),
-        tuple(worst.tolist()),
-        ()
-        if inception is None
-        else ask(
-            inception,
-            model,
-            data.images,
-            batch_size=BATCH,
-            observe=lambda done: observe(f"{name}: asking Inception-V3", done, len(data)),
-        ),
+        evaluation=evaluation,
+        change=change / len(data),
+        inception_error=inception_error,
+        paper_error=face_errors(model.recipe.dataset),
+        random=tuple(random.tolist()),
+        worst=tuple(worst.tolist()),
+        convinced=convinced,
     )
     sheets = FaceSheets(
-        face_sheet(model.explain(data.images[random]), f"{name}: drawn at random"),
-        face_sheet(model.explain(data.images[worst]), f"{name}: the least likely of all"),
+        face_sheet(model.explain(data.images[random]), f"{model.name}: random test faces"),
+        face_sheet(
+            model.explain(data.images[worst]), f"{model.name}: least likely counterfactuals"
+        ),
     )
     return result, sheets
 
 
 @torch.inference_mode()
-def _likelihood_and_change(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of the stored counterfactuals, and the mean |x̂ − x| of each."""
+def _likelihood_and_change(model: Model, images: StoredImages) -> tuple[Tensor, Tensor]:
+    """Return log p of the stored counterfactuals, and their mean |x̂ − x|."""
     x = model.pixels(images)
-    with exact_convolutions():
-        q = 1 - model.classifier.predict(x)
-        convincing = counterfactual(model.classifier, model.mu_bar, x, q)
-        log_p = model.classifier.log_marginal(to_pixels(to_uint8(convincing)))
+    q = 1 - model.predict(x).argmax(1)
+    convincing = counterfactual(model, model.mu_bar, x, q)
+    log_p = log_density(model, to_pixels(to_uint8(convincing)))
     return log_p, (convincing - x).abs().flatten(1).mean(1)
 
 
+@torch.inference_mode()
+def convince(
+    network: nn.Module,
+    model: Model,
+    images: StoredImages,
+    *,
+    levels: Sequence[float | None] = LEVELS,
+    batch_size: int = BATCH,
+    count: Callable[[int], None] = lambda done: None,
+) -> tuple[Convinced, ...]:
+    """Count the stored counterfactuals of a model of two classes that convince another network.
+
+    Args:
+        network: returns logits of the model's classes from pixels in [0, 1].
+    """
+    judged, convinced, change = 0, [0] * len(levels), [0.0] * len(levels)
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        before = network(model.pixels(batch)).argmax(1).cpu()
+        agreed = before == model.predict(batch).argmax(1).cpu()
+        judged += int(agreed.sum())
+        for number, confidence in enumerate(levels):
+            if not agreed.any():
+                break
+            explanation = model.explain(batch[agreed], confidence=confidence)
+            stored = to_pixels(explanation.stored_convincing[:, 0].cpu())
+            after = network(stored.to(model.device)).argmax(1).cpu()
+            convinced[number] += int((after == explanation.q[:, 0].cpu()).sum())
+            moved = (stored - to_pixels(batch[agreed])).abs().flatten(1).mean(1)
+            change[number] += float(moved.sum())
+        count(start + len(batch))
+    return tuple(
+        Convinced(confidence, judged, successes, moved / max(judged, 1))
+        for confidence, successes, moved in zip(levels, convinced, change, strict=True)
+    )
+
+
+def inception_error(folder: Path | None, model: Model) -> float | None:
+    """Read the test error of the model's label from a folder written by `ecinn inception`."""
+    if folder is None:
+        return None
+    attribute = model.recipe.dataset.partition("/")[2]
+    path = folder / f"{attribute}.json"
+    try:
+        return float(json.loads(path.read_text())["errors"]["test"])
+    except OSError:
+        raise InputError(
+            f"{path} is missing: make it with `ecinn inception celeba/{attribute} "
+            f"--out {folder}/{attribute}.safetensors`"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} was not written by `ecinn inception`: make it again") from None
+
+
+def inception_network(folder: Path | None, model: Model) -> nn.Module | None:
+    """Load Inception-V3 of the model's label from the same folder, if its large file is there."""
+    attribute = model.recipe.dataset.partition("/")[2]
+    path = None if folder is None else folder / f"{attribute}.safetensors"
+    if path is None or not path.is_file():
+        return None
+    return load_inception(path, model.device, model.class_names).classifier
+
+
 def face_sheet(explanation: Explanation, title: str) -> Image.Image:
-    """Input, tipping point, convincing counterfactual and heatmap; a column per face."""
+    """Draw input, tipping point, convincing counterfactual and heatmap; a column per face."""
+    return draw(face_grid(explanation, title), pictures.tile_for(explanation.x.shape[-1]))
+
+
+def face_grid(explanation: Explanation, title: str) -> Grid:
+    """Lay out the sheet; captions warn where the stored counterfactual is not classified as q."""
     names = explanation.class_names
     columns = []
     for row in range(len(explanation.x)):
         p, q = int(explanation.p[row]), int(explanation.q[row, 0])
         verdict = explanation.convincing_certificate.verdict[row, 0]
         heatmap = explanation.heatmap[row, 0]
-        limit = pictures.robust_limit(heatmap)
+        stored = [
+            pictures.image_array(image)
+            for image in (
+                to_uint8(explanation.x[row]),
+                explanation.stored_tipping_point[row, 0],
+                explanation.stored_convincing[row, 0],
+            )
+        ]
         sure = pictures.percent(float(explanation.posterior[row, p]))
+        convinced = f"{names[q]}\n{pictures.percent(float(verdict[q]))}"
         columns.append(
             (
-                _cell(to_uint8(explanation.x[row]), f"{names[p]}\n{sure}"),
-                _cell(explanation.stored_tipping_point[row, 0], ""),
-                _cell(
-                    explanation.stored_convincing[row, 0],
-                    f"{names[q]}\n{pictures.percent(float(verdict[q]))}",
-                    warning=int(verdict.argmax()) != q,
-                ),
-                pictures.Cell(pictures.heatmap_array(heatmap, limit), ""),
+                Panel(stored[0], f"{names[p]}\n{sure}"),
+                Panel(stored[1]),
+                Panel(stored[2], convinced, int(verdict.argmax()) != q),
+                Panel(pictures.heatmap_array(heatmap, pictures.robust_limit(heatmap))),
             )
         )
-    return pictures.draw(
-        pictures.Sheet(
-            title=title,
-            caution="",
-            rows=(
-                ("input", "and how sure"),
-                ("tipping point", "both equally likely"),
-                ("convincing", "and how sure,\nas stored"),
-                ("heatmap", "red: light added\nblue: taken away"),
-            ),
-            columns=tuple(columns),
+    return Grid(
+        rows=tuple(zip(*columns, strict=True)),
+        title=title,
+        names=(
+            ("input", "and its posterior"),
+            ("tipping point", "both equally likely"),
+            ("convincing", "and its posterior,\nas stored"),
+            ("heatmap", "red: lighter\nblue: darker"),
         ),
-        pictures.tile_for(explanation.x.shape[-1]),
     )
 
 
-def _cell(image: Tensor, caption: str, *, warning: bool = False) -> pictures.Cell:
-    return pictures.Cell(pictures.image_array(image), caption, warning)
-
-
-def faces_table(results: Mapping[str, FaceResult]) -> Table:
-    """A row per model; a share's interval is Wilson's of 95 %."""
-    rows = []
-    for name, result in results.items():
-        e = result.evaluation
-        low, high = wilson_interval(round(e.error * e.n), e.n)
-        ours, theirs = result.paper_error or (math.nan, math.nan)
-        rows.append(
-            (
-                name,
-                f"{percent(e.error)} ({percent(low, 1)} – {percent(high, 1)})",
-                percent(ours),
-                percent(result.inception_error),
-                percent(theirs),
-                f"{e.bits_per_dim:.3f}",
-                f"{e.bits_per_dim_paper:.3f}",
-                percent(e.reached_q),
-                percent(e.reached_q_corrected),
-                f"{e.round_trip_error:.1e}",
-                f"{result.change:.4f}",
-            )
+def face_tables(results: Mapping[str, FaceResult]) -> list[Table]:
+    """Lay out one row per model and, where Inception-V3 is available, one per asked confidence."""
+    n = max(result.evaluation.n for result in results.values())
+    tables = [
+        Table.of(
+            f"On {n:,} test faces",
+            [_face_cells(name, result) for name, result in results.items()],
+            [
+                "In brackets Wilson's 95 % interval. The paper's figures are on CelebA-HQ, a "
+                "different set of images. Reached q: stored 8-bit counterfactuals at α₁; "
+                "corrected: after correcting α where needed. Mean change: |x̂ − x| of pixels in "
+                "[0, 1].",
+            ],
         )
-    return Table(
-        title=f"On {max(result.evaluation.n for result in results.values()):,} test faces",
-        head=(
-            "model",
-            "error %",
-            "paper's INN",
-            "Inception-V3",
-            "paper's Inception-V3",
-            "bits/dim",
-            "in the paper's convention",
-            "reached q %",
-            "verified",
-            "round trip",
-            "mean change",
-        ),
-        rows=tuple(rows),
-        notes=(
-            "In brackets Wilson's interval of 95 %. The paper's figures are of CelebA-HQ, which "
-            "is another set of pictures; Inception-V3's is of all test faces. Reached q is of "
-            "stored 8-bit counterfactuals at α₁; verified, where α is corrected if need be. The "
-            "mean change is |x̂ − x| of pixels in [0, 1].",
-        ),
-    )
+    ]
+    convinced = [
+        _convinced_cells(name, level, result.inception_error)
+        for name, result in results.items()
+        for level in result.convinced
+    ]
+    if convinced:
+        note = (
+            "Inception-V3 was trained on the same faces and label, independently of our models. "
+            "Judged are the test faces that both classify alike. A change that fooled only our "
+            "own network would not convince it. In brackets Wilson's 95 % interval."
+        )
+        tables.append(Table.of("Who else is convinced", convinced, [note]))
+    return tables
+
+
+def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
+    evaluation = result.evaluation
+    error = wilson(round(evaluation.error * evaluation.n), evaluation.n)
+    paper_inn, paper_inception = result.paper_error or (None, None)
+    return {
+        "model": name,
+        "error %": _with_interval(evaluation.error, error),
+        "paper's INN": percent(paper_inn),
+        "Inception-V3": percent(result.inception_error),
+        "paper's Inception-V3": percent(paper_inception),
+        "bits/dim": f"{evaluation.bits_per_dim:.3f}",
+        "in the paper's convention": f"{evaluation.bits_per_dim_paper:.3f}",
+        "reached q %": percent(evaluation.reached_q),
+        "corrected": percent(evaluation.reached_q_corrected),
+        "round trip": f"{evaluation.round_trip_error:.1e}",
+        "mean change": f"{result.change:.4f}",
+    }
+
+
+def _convinced_cells(name: str, level: Convinced, error: float | None) -> dict[str, str]:
+    share = wilson(level.convinced, level.judged)
+    return {
+        "model": name,
+        "asked confidence %": "α₁" if level.confidence is None else percent(level.confidence, 0),
+        "faces": str(level.judged),
+        "Inception-V3 says q %": _with_interval(share.mean, share),
+        "mean change": f"{level.change:.4f}",
+        "its accuracy on real faces %": percent(None if error is None else 1 - error),
+    }
+
+
+def _with_interval(share: float, interval: Interval) -> str:
+    return f"{percent(share)} ({percent(interval.low, 1)} – {percent(interval.high, 1)})"

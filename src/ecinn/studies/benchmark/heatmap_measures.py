@@ -1,18 +1,35 @@
-"""What is measured of maps alone: where they point, how noisy and how much alike they are."""
+"""Measures of heatmaps and their results: replacement, localisation, noise, similarity."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from ecinn.data.face_regions import REGION_NAMES, region_mask
-from ecinn.explanation.result import Images
-from ecinn.metrics import heatmaps as metrics
-from ecinn.metrics.heatmaps import Importance, PerImage
-from ecinn.pixels import Labels
-from ecinn.studies.benchmark.heatmap_results import Measure, Role
-from ecinn.studies.benchmark.quality import CUES
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-Better = Literal["more", "less"] | None
+from ecinn.attribution.heatmaps import Heatmaps
+from ecinn.data.face_regions import REGION_NAMES, region_mask
+from ecinn.data.planted import Cue
+from ecinn.metrics import heatmaps as metrics
+from ecinn.metrics.heatmaps import Importance, PerImage, importance
+from ecinn.metrics.statistics import Interval
+from ecinn.pixels import Images, Labels, StoredImages
+from ecinn.studies.benchmark.side_by_side import Pairs
+
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "ecinn": "ECINNh",
+        "integrated_gradients": "Integrated Gradients",
+        "deep_lift": "DeepLift",
+        "deep_lift_shap": "DeepLiftSHAP",
+        "gradient_shap": "GradientSHAP",
+    }
+)
+RANDOM_ORDER = "random order"
+COUNTERFACTUAL = "counterfactual"
 ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Smiling": ("mouth",),
@@ -21,44 +38,234 @@ ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Heavy_Makeup": ("mouth", "eyes", "cheeks"),
     }
 )
-"""Where people would look; what the network looks at nobody knows."""
+"""Where people look for an attribute; where the network looks is unknown."""
+
+Section = Literal[
+    "replacement",
+    "magnitude",
+    "cross-check",
+    "localisation",
+    "noise",
+    "stability",
+    "random weights",
+]
+Better = Literal["more", "less"] | None
+Role = Literal["counted", "compared", "shown"]
+"""Compared with ECINNh and counted in the tally; compared but not counted; or neither.
+
+Not counted are measures that follow from others, replacement by ECINNh's own counterfactual, and
+similarity to random weights.
+"""
+Baseline = Literal["mean", "black"]
+Word = Literal["better", "worse", "no difference", "more", "less"]
+_SUFFIXES: Mapping[Section, str] = MappingProxyType(
+    {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
+)
 
 
-def localisation(dataset: str, s: Importance, p: Labels, q: Labels) -> dict[Measure, PerImage]:
-    """Where the importance is: in a planted cue's marks, or in the parts of a face."""
+@dataclass(frozen=True)
+class Measure:
+    """A named number per image."""
+
+    section: Section
+    name: str
+    better: Better
+    """The better direction; None if neither is."""
+    role: Role = "counted"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ECINNh minus another method, on the same images."""
+
+    difference: Interval
+    verdict: Word
+    """Verdict on ECINNh; "more" or "less" if neither direction is better."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one map."""
+
+    passes: int
+    seconds: float
+    """Wall-clock, in batches."""
+    times_ecinn: float
+    """Seconds relative to ECINNh."""
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Medians over images of the convergence delta."""
+
+    delta: float
+    relative: float
+    """Relative to the change of the output."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """All figures of one method."""
+
+    method: str
+    figures: Mapping[str, Interval]
+    """By the measure's name."""
+    against: Mapping[str, Comparison]
+    """By the measure's name; empty for ECINNh itself."""
+    cost: Cost | None = None
+    convergence: Convergence | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """All methods on one network."""
+
+    network: str
+    same_prediction: float
+    """Share of images that this network classifies as the INN does."""
+    measures: tuple[Measure, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class HeatmapBenchmark:
+    """All blocks and the conditions under which they were measured."""
+
+    dataset: str
+    planted: bool
+    n: int
+    checked: int
+    seed: int
+    batch_size: int
+    baseline: Baseline
+    """Reference of Integrated Gradients and DeepLift: mean of a sample, or black."""
+    noise: float
+    blocks: tuple[Block, ...] = ()
+    density: tuple[Row, ...] = ()
+    """The gradient methods on the INN's other logit, on the first images."""
+    linear: tuple[Row, ...] = ()
+    """The gradient methods on the logit of the blocks, on the same images."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The first images with the INN's counterfactuals and the maps of all methods."""
+
+    pairs: Pairs
+    counterfactuals: StoredImages
+    maps: Mapping[tuple[str, str], Images]
+    """By network and method."""
+    other_pair: Mapping[str, tuple[bool, ...]]
+    """By network: True where its p and q differ from the INN's."""
+
+
+def verdict(difference: Interval, better: Better) -> Word:
+    """Judge ECINNh by the interval of its difference to another method."""
+    if difference.low <= 0 <= difference.high:
+        return "no difference"
+    if better is None:
+        return "more" if difference.low > 0 else "less"
+    return "better" if (difference.low > 0) == (better == "more") else "worse"
+
+
+def evidence_for_p(made: Heatmaps) -> Importance:
+    """−Σ_c h_c; for ECINNh Σ_c |h_c|, because its sign means lighter or darker."""
+    return importance(made.maps) if made.method == "ecinn" else -made.maps.sum(1)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A network that evaluates p(p|x) while pixels are replaced."""
+
+    section: Section
+    predict: Callable[[Images], Float[Tensor, "batch classes"]]
+    x: Images
+    p: Labels
+    replacements: Mapping[str, Images]
+    batch_size: int
+    seed: int
+
+    @torch.no_grad()
+    def posterior(self, images: Images) -> PerImage:
+        """p(p|x) of every image."""
+        parts = [self.predict(part) for part in images.split(self.batch_size)]
+        return torch.cat(parts).gather(1, self.p[:, None])[:, 0]
+
+    @cached_property
+    def ends(self) -> Mapping[str, tuple[PerImage, PerImage]]:
+        """p(p|x) of the images and of every replacement, which no order changes."""
+        at_x = self.posterior(self.x)
+        return {name: (at_x, self.posterior(other)) for name, other in self.replacements.items()}
+
+    def of_maps(self, made: Heatmaps) -> dict[Measure, PerImage]:
+        """Measure maps in the method's own order, or in the order of |h|."""
+        by_magnitude = self.section == "magnitude"
+        return self.areas(importance(made.maps) if by_magnitude else evidence_for_p(made))
+
+    def areas(self, order: Importance) -> dict[Measure, PerImage]:
+        """Return areas under p(p|x) of deletion and insertion in this order."""
+        values = {}
+        for name, replacement in self.replacements.items():
+            for insertion in (False, True):
+                curve = metrics.replacement_curve(
+                    self.posterior,
+                    self.x,
+                    replacement,
+                    order,
+                    insertion=insertion,
+                    generator=torch.Generator().manual_seed(self.seed),
+                    ends=self.ends[name],
+                )
+                measure = self._measure(name, insertion=insertion)
+                values[measure] = metrics.area_under_curve(curve)
+        return values
+
+    def _measure(self, replacement: str, *, insertion: bool) -> Measure:
+        kind = "insertion" if insertion else "deletion"
+        name = f"{kind} AUC, {replacement}{_SUFFIXES[self.section]}"
+        role: Role = "compared" if replacement == COUNTERFACTUAL else "counted"
+        role = "shown" if self.section == "magnitude" else role
+        return Measure(self.section, name, "more" if insertion else "less", role)
+
+
+def localisation(
+    dataset: str, cue: Cue | None, s: Importance, p: Labels, q: Labels
+) -> dict[Measure, PerImage]:
+    """Measure importance inside a planted cue's marks, or inside the parts of a face."""
 
     def measure(name: str, better: Better = "more", role: Role = "counted") -> Measure:
         return Measure("localisation", name, better, role)
 
-    kind, _, attribute = dataset.partition("/")
-    if dataset in CUES:
-        marks = CUES[dataset].stencils.to(s.device)
+    if cue is not None:
+        marks = cue.stencils.to(s.device)
         pair = marks[p] | marks[q]
+        density = measure("relative density in them", role="compared")
         return {
             measure("share in the marks of p and q"): metrics.share_inside(s, pair),
-            measure("relative density in them", role="compared"): metrics.relative_density(
-                s, pair
-            ),
+            density: metrics.relative_density(s, pair),
             measure("pointing game"): metrics.pointing_game(s, pair).double(),
             measure("localisation AUC"): metrics.localisation_auc(s, pair),
             measure("share in the marks of all classes"): metrics.share_inside(s, marks.any(0)),
         }
+    kind, _, attribute = dataset.partition("/")
     if kind != "celeba":
         return {}
     values = {}
-    for what, of in (("share", metrics.share_inside), ("density", metrics.relative_density)):
-        for name in REGION_NAMES:
-            follows = what == "density" or name == "background"
+    functions = {"share": metrics.share_inside, "density": metrics.relative_density}
+    for quantity, function in functions.items():
+        for region in REGION_NAMES:
+            # A density follows from the share, and the background's share from the face's.
+            follows = quantity == "density" or region == "background"
             role: Role = "compared" if follows else "counted"
-            wanted = name in (*ATTRIBUTE_PARTS.get(attribute, ()), "face")
-            better: Better = "more" if wanted else "less" if name == "background" else None
-            mask = region_mask(name, *s.shape[1:]).to(s.device)
-            values[measure(f"{what}, {name}", better, role)] = of(s, mask)
+            wanted = region in (*ATTRIBUTE_PARTS.get(attribute, ()), "face")
+            better: Better = "more" if wanted else "less" if region == "background" else None
+            mask = region_mask(region, *s.shape[1:]).to(s.device)
+            values[measure(f"{quantity}, {region}", better, role)] = function(s, mask)
     return values
 
 
 def noisiness(maps: Images) -> dict[Measure, PerImage]:
-    """How much a map changes from pixel to pixel."""
+    """Measure changes from pixel to pixel."""
     return {
         Measure("noise", "total variation", "less"): metrics.total_variation(maps),
         Measure("noise", "spatial coherence", "more"): metrics.spatial_coherence(maps),
@@ -66,10 +273,10 @@ def noisiness(maps: Images) -> dict[Measure, PerImage]:
     }
 
 
-def likeness(
+def similarity(
     section: Literal["stability", "random weights"], maps: Images, other: Images
 ) -> dict[Measure, PerImage]:
-    """Of maps to those of noisy images, or of random weights, where the sign is random too."""
+    """Compare maps with those of noisy images, or of random weights, whose sign is random."""
     cosine = metrics.map_similarity(maps, other)
     ranks = metrics.rank_similarity(metrics.importance(maps), metrics.importance(other))
     if section == "stability":

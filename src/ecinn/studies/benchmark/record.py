@@ -1,22 +1,23 @@
-"""Results as files that say how they were made, without dates."""
+"""Provenance of results, and writing them as JSON and Markdown without dates."""
 
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ecinn.drawing.table import Table
 from ecinn.files import atomic_write
 from ecinn.model import Model
 from ecinn.studies.judges import Judges
 
 
 def fingerprint(model: Model) -> str:
-    """The first 16 hexadecimal digits of SHA-256 over all weights and measured means."""
+    """Return the first 16 hexadecimal digits of SHA-256 over all weights and class means."""
     tensors = {**model.classifier.state_dict(), "mu_bar": model.mu_bar}
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -26,11 +27,11 @@ def fingerprint(model: Model) -> str:
 
 
 def provenance(command: str, model: Model, judges: Judges | None = None) -> dict[str, Any]:
-    """What has to be known to run it again."""
+    """Return everything needed to run a command again."""
     on_gpu = model.device.type == "cuda"
     return {
         "command": command,
-        "model": model.checkpoint.recipe.name,
+        "model": model.name,
         "model_sha256": fingerprint(model),
         "judges": None if judges is None else dict(judges.record),
         "torch": torch.__version__,
@@ -39,8 +40,18 @@ def provenance(command: str, model: Model, judges: Judges | None = None) -> dict
     }
 
 
+def document(title: str, tables: Sequence[Table], record: Mapping[str, Any]) -> str:
+    """Return a Markdown page of tables followed by their provenance."""
+    made = (
+        f"Made with `{record['command']}`: model {record['model']} "
+        f"(SHA-256 of its weights {record['model_sha256']}…), torch {record['torch']}, "
+        f"{record['device']}, {record['threads']} thread(s)."
+    )
+    return "\n".join([f"# {title}", "", *(table.markdown() for table in tables), made, ""])
+
+
 def jsonable(value: Any) -> Any:  # noqa: ANN401
-    """Dataclasses become objects, and what JSON has no number for becomes null."""
+    """Convert dataclasses to objects, and numbers that JSON cannot express to null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -55,11 +66,11 @@ def jsonable(value: Any) -> Any:  # noqa: ANN401
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401
-    """Replace the file at once."""
+    """Write a JSON file atomically."""
     text = json.dumps(jsonable(value), indent=1, ensure_ascii=False, allow_nan=False)
     atomic_write(path, (text + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at once."""
+    """Write a text file atomically."""
     atomic_write(path, text.encode())

@@ -1,94 +1,109 @@
-"""What rounding the weights costs, from a rounded model alone: what one more such error does.
+"""Estimate the cost of rounding the weights from the rounded model alone.
 
-A stored weight is w₀ + e₁, where e₁ is about uniform over one step. Where e₂ is drawn afresh and
-of the same size, L(w₀ + e₁ + e₂) − L(w₀ + e₁) has the mean ½ tr(H Σ) to second order, and so has
-L(w₀ + e₁) − L(w₀) over all e₁ that there could have been. That one e₁ happened differs from the
-mean by about as much as one draw of e₂ does: the standard deviation over the draws.
+A stored weight is w₀ + e₁, where e₁ is about uniform over one step. With a new error e₂ of the
+same size, L(w₀ + e₁ + e₂) − L(w₀ + e₁) has the mean ½ tr(H Σ) to second order, and so has
+L(w₀ + e₁) − L(w₀) over all possible e₁. The one e₁ that happened deviates from that mean about as
+much as one draw of e₂ does: by the standard deviation over the draws.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.quantisation import pack, rounded_again
 from ecinn.data.dataset import Dataset
+from ecinn.drawing.table import Table, percent
 from ecinn.errors import InputError
-from ecinn.flow.precision import exact_convolutions
 from ecinn.model import Model
-from ecinn.pixels import dequantise, to_pixels
-from ecinn.studies.benchmark.tables import Table, percent
+from ecinn.pixels import Labels, dequantise
+from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.quality import log_density
 
 BATCH = 50
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Another network of the same kind on the same images."""
+class Outcome:
+    """Another network of the same architecture on the same images."""
 
     error: float
     bits_per_dim: float
     changed: float
-    """Share of images that it reads as another class than the rounded model does."""
+    """Share of images that it classifies differently from the stored model."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Over the draws."""
+    """Mean and standard deviation over the draws."""
 
     mean: float
     deviation: float
-    """Of one draw: the square root of the unbiased variance."""
+    """Standard deviation of one draw, from the unbiased variance."""
 
 
 @dataclass(frozen=True)
 class RoundingCost:
-    """One model on the images of one split; a cost is positive where rounding makes it worse."""
+    """One model on the images of one split; costs are positive where rounding does harm."""
 
     n: int
     bits: int
-    """Of a stored weight."""
+    """Bits of a stored weight."""
     error: float
-    """Of the model as it is stored, and so is `bits_per_dim`."""
+    """Error of the stored model; so is `bits_per_dim`."""
     bits_per_dim: float
-    """As in `Evaluation`; the same dequantisation noise for all that is compared."""
-    draws: tuple[Reading, ...]
-    """Of the model rounded once more, every time with other errors."""
+    """As in `Evaluation`, with the same dequantisation noise for all networks."""
+    draws: tuple[Outcome, ...]
+    """The model rounded once more, each time with new errors."""
     error_cost: Spread
-    """Estimated: error of a draw minus that of the stored model."""
+    """Estimate: error of a draw minus that of the stored model."""
     bits_per_dim_cost: Spread
-    """Estimated, likewise."""
+    """Estimate, likewise."""
     changed: Spread
-    """Estimated share of predictions that rounding changed."""
-    unrounded: Reading | None
-    """The truth, where the unrounded model is at hand."""
+    """Estimated share of predictions changed by rounding."""
+    unrounded: Outcome | None
+    """Measured on the unrounded model, if given."""
     seed: int
 
 
 def require_rounded(model: Model) -> None:
-    """Weights of 32 bits are as they were trained."""
-    recipe = model.checkpoint.recipe
-    if recipe.stored_bits == 32:
-        raise InputError(
-            f"{recipe.name} is stored with 32 bits: nothing was rounded, so there is nothing "
-            "to measure"
-        )
+    """Raise an error if the weights are stored with 32 bits, as they were trained."""
+    if model.recipe.stored_bits == 32:
+        raise InputError(f"{model.name} is stored with 32 bits: it has no rounding to measure")
 
 
 def rounds_to(unrounded: Model, model: Model) -> bool:
-    """Whether these weights, rounded, are the subnets of that model."""
-    one, other = unrounded.checkpoint, model.checkpoint
-    if one.recipe.architecture != other.recipe.architecture:
+    """Return True if these weights, when rounded, are those of the model's subnets."""
+    if unrounded.recipe.architecture != model.recipe.architecture:
         return False
-    stored = _packed(other.classifier, other.recipe.stored_bits)
-    again = _packed(one.classifier, other.recipe.stored_bits)
+    stored, again = (_packed(each, model.recipe.stored_bits) for each in (model, unrounded))
     rounded = [name for name, value in stored.items() if value.dtype in (torch.int8, torch.half)]
     return all(torch.equal(stored[name], again[name]) for name in rounded)
+
+
+def match_unrounded(given: Mapping[str, Model], models: Mapping[str, Model]) -> dict[str, Model]:
+    """Return unrounded models, given by file, under the names of the models they round to."""
+    matched = {}
+    for file, model in given.items():
+        name, bits = Path(file).name, model.recipe.stored_bits
+        if bits != 32:
+            raise InputError(
+                f"--unrounded {name} is itself stored with {bits} bits: "
+                "give the unrounded.safetensors of `ecinn train`"
+            )
+        labels = [label for label, rounded in models.items() if rounds_to(model, rounded)]
+        if not labels:
+            raise InputError(
+                f"--unrounded {name} does not round to {' or '.join(models)}: "
+                "give the unrounded.safetensors of the same run"
+            )
+        matched[labels[0]] = model
+    return matched
 
 
 def measure_rounding(
@@ -98,147 +113,125 @@ def measure_rounding(
     draws: int = 5,
     seed: int = 0,
     unrounded: Model | None = None,
-    observe: Callable[[str, int, int], None] = lambda what, done, total: None,
+    observe: Observer = ignore,
 ) -> RoundingCost:
-    """Read the images with the model as stored, rounded once more, and unrounded if given."""
+    """Classify the images by the stored model, by models rounded once more, and unrounded."""
     require_rounded(model)
     if draws < 2:
-        raise InputError(f"a standard deviation takes two draws or more, not {draws}")
-    name = model.checkpoint.recipe.name
-
-    def read(one: Model, what: str) -> tuple[Int[Tensor, " images"], float]:
-        words = f"{name}: {what}"
-        return _read(one, data, seed, lambda done: observe(words, done, len(data)))
-
+        raise InputError(f"a standard deviation needs two draws or more, not {draws}")
     labels = data.labels
-    predicted, bits_per_dim = read(model, "as stored")
 
-    def compared(one: Model, what: str) -> Reading:
-        other, other_bits = read(one, what)
-        return Reading(_share(other != labels), other_bits, _share(other != predicted))
+    def measure(network: Model, task: str) -> tuple[Labels, float]:
+        count = counter(observe, f"{model.name}: {task}", len(data))
+        return _predictions_and_bits(network, data, seed, count)
 
-    # Not the seed of the pixels' noise, or the weights' errors would be the same numbers.
+    predicted, bits_per_dim = measure(model, "as stored")
+
+    def compared(network: Model, task: str) -> Outcome:
+        other, other_bits = measure(network, task)
+        return Outcome(_share(other != labels), other_bits, _share(other != predicted))
+
+    # Not the seed of the dequantisation noise, which would repeat its random numbers.
     generator = torch.Generator().manual_seed(seed + 1)
-    readings = tuple(
+    outcomes = tuple(
         compared(once_more(model, generator), f"draw {draw} of {draws}")
         for draw in range(1, draws + 1)
     )
     error = _share(predicted != labels)
     return RoundingCost(
         n=len(data),
-        bits=model.checkpoint.recipe.stored_bits,
+        bits=model.recipe.stored_bits,
         error=error,
         bits_per_dim=bits_per_dim,
-        draws=readings,
-        error_cost=_spread([reading.error - error for reading in readings]),
-        bits_per_dim_cost=_spread([reading.bits_per_dim - bits_per_dim for reading in readings]),
-        changed=_spread([reading.changed for reading in readings]),
+        draws=outcomes,
+        error_cost=_spread([draw.error - error for draw in outcomes]),
+        bits_per_dim_cost=_spread([draw.bits_per_dim - bits_per_dim for draw in outcomes]),
+        changed=_spread([draw.changed for draw in outcomes]),
         unrounded=None if unrounded is None else compared(unrounded, "unrounded"),
         seed=seed,
     )
 
 
 def once_more(model: Model, generator: torch.Generator) -> Model:
-    """The model with another rounding error on top of the one that it has; all else is shared."""
-    checkpoint = model.checkpoint
-    packed = _packed(checkpoint.classifier, checkpoint.recipe.stored_bits)
-    classifier = GenerativeClassifier(checkpoint.recipe.architecture).eval()
+    """Return the model with a new rounding error on top of the one it has."""
+    packed = _packed(model, model.recipe.stored_bits)
+    classifier = GenerativeClassifier(model.recipe.architecture).eval()
     classifier.load_state_dict(rounded_again(packed, generator))
     classifier.requires_grad_(requires_grad=False)
-    return Model(replace(checkpoint, classifier=classifier), model.device)
+    return Model(replace(model.checkpoint, classifier=classifier), model.device)
 
 
-def _packed(classifier: GenerativeClassifier, bits: int) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in pack(classifier.state_dict(), bits).items()}
+def _packed(model: Model, bits: int) -> dict[str, Tensor]:
+    weights = model.checkpoint.classifier.state_dict()
+    return {name: value.cpu() for name, value in pack(weights, bits).items()}
 
 
 @torch.inference_mode()
-def _read(
-    model: Model, data: Dataset, seed: int, observe: Callable[[int], None]
-) -> tuple[Int[Tensor, " images"], float]:
-    """Predictions of the clean images, and their exact bits/dim."""
+def _predictions_and_bits(
+    model: Model, data: Dataset, seed: int, count: Callable[[int], None]
+) -> tuple[Labels, float]:
+    """Return predictions of the clean images and their mean exact bits/dim."""
     generator = torch.Generator(model.device).manual_seed(seed)
     predicted, bits = [], 0.0
     for start in range(0, len(data), BATCH):
         images = data.images[start : start + BATCH].to(model.device)
-        with exact_convolutions():
-            predicted.append(model.classifier.predict(to_pixels(images)).cpu())
-            log_p = model.classifier.log_marginal(dequantise(images, generator))
-        per_image = equations.bits_per_dim(log_p.double(), model.classifier.architecture.dim)
-        bits += float(per_image.sum())
-        observe(start + len(images))
+        predicted.append(model.predict(images).argmax(1).cpu())
+        log_p = log_density(model, dequantise(images, generator)).double()
+        bits += float(equations.bits_per_dim(log_p, model.mu.shape[1]).sum())
+        count(start + len(images))
     return torch.cat(predicted), bits / len(data)
 
 
-def _share(which: Tensor) -> float:
-    return float(which.double().mean())
+def _share(condition: Tensor) -> float:
+    return float(condition.double().mean())
 
 
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values))
 
 
-def rounding_tables(results: dict[str, RoundingCost], split: str) -> list[Table]:
-    """The estimates, a row per model; and the truth beside them where it is known."""
+def rounding_tables(results: Mapping[str, RoundingCost], split: str) -> list[Table]:
+    """Lay out the estimates, and the measured costs where unrounded models are given."""
     n = max(result.n for result in results.values())
     draws = max(len(result.draws) for result in results.values())
-    estimates = Table(
-        title=f"Estimated from the rounded model: {n:,} {split} images, {draws} draws",
-        head=(
-            "model",
-            "bits a weight",
-            "error %, as stored",
-            "cost of rounding, points",
-            "bits/dim, as stored",
-            "cost of rounding",
-            "predictions changed %",
-        ),
-        rows=tuple(
-            (
-                name,
-                str(result.bits),
-                percent(result.error),
-                _with_deviation(result.error_cost, 2, 100.0),
-                f"{result.bits_per_dim:.4f}",
-                _with_deviation(result.bits_per_dim_cost, 5),
-                _with_deviation(result.changed, 2, 100.0, sign=""),
-            )
-            for name, result in results.items()
-        ),
-        notes=(
-            "An estimate: what one more error of the size that rounding makes does to the stored "
-            "model, mean ± standard deviation of one draw. To second order the mean is what "
-            "rounding costs on average; what the one error that happened did cost may be a "
-            "deviation or two away. Class means are not fitted again: where they were fitted "
-            "after rounding, as those of digits, the estimate is rather too high.",
-        ),
-    )
-    known = {name: r.unrounded for name, r in results.items() if r.unrounded is not None}
-    if not known:
-        return [estimates]
-    truth = Table(
-        title="Measured against the unrounded model",
-        head=(
-            "model",
-            "error %, unrounded",
-            "cost of rounding, points",
-            "bits/dim, unrounded",
-            "cost of rounding",
-            "predictions changed %",
-        ),
-        rows=tuple(
-            (
-                name,
-                percent(before.error),
-                f"{100 * (results[name].error - before.error):+.2f}",
-                f"{before.bits_per_dim:.4f}",
-                f"{results[name].bits_per_dim - before.bits_per_dim:+.5f}",
-                percent(before.changed),
-            )
-            for name, before in known.items()
-        ),
-    )
-    return [estimates, truth]
+    tables = [
+        Table.of(
+            f"Estimated from the rounded model: {n:,} {split} images, {draws} draws",
+            [
+                {
+                    "model": name,
+                    "bits per weight": str(result.bits),
+                    "error %, as stored": percent(result.error),
+                    "cost of rounding, points": _with_deviation(result.error_cost, 2, 100.0),
+                    "bits/dim, as stored": f"{result.bits_per_dim:.4f}",
+                    "cost in bits/dim": _with_deviation(result.bits_per_dim_cost, 5),
+                    "predictions changed %": _with_deviation(result.changed, 2, 100.0, sign=""),
+                }
+                for name, result in results.items()
+            ],
+            [
+                "The effect of one more rounding error on the stored model, mean ± standard "
+                "deviation of one draw. To second order the mean equals the average cost of "
+                "rounding; the actual cost may be one or two deviations away. Where class means "
+                "were refitted after rounding, as for digits, the estimate is slightly too high.",
+            ],
+        )
+    ]
+    unrounded = {name: r.unrounded for name, r in results.items() if r.unrounded is not None}
+    if unrounded:
+        measured = [
+            {
+                "model": name,
+                "error %, unrounded": percent(before.error),
+                "cost of rounding, points": f"{100 * (results[name].error - before.error):+.2f}",
+                "bits/dim, unrounded": f"{before.bits_per_dim:.4f}",
+                "cost in bits/dim": f"{results[name].bits_per_dim - before.bits_per_dim:+.5f}",
+                "predictions changed %": percent(before.changed),
+            }
+            for name, before in unrounded.items()
+        ]
+        tables.append(Table.of("Measured against the unrounded model", measured))
+    return tables
 
 
 def _with_deviation(spread: Spread, digits: int, factor: float = 1.0, *, sign: str = "+") -> str:

@@ -1,31 +1,36 @@
-"""Several methods on the same random images and targets, each measured in the same way."""
+"""Methods of counterfactuals on the same random images and targets, measured alike."""
 
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ecinn import equations
+from ecinn.attribution import search
 from ecinn.data.dataset import Dataset
 from ecinn.data.planted import Cue
 from ecinn.errors import InputError
-from ecinn.flow.precision import exact_convolutions
+from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.counterfactuals import Images, Labels, MeanWithInterval
+from ecinn.metrics.statistics import Interval, normal_interval
 from ecinn.model import Model
-from ecinn.pixels import dequantise
-from ecinn.studies.benchmark.methods import METHODS, Run, Workshop, read, require_known
+from ecinn.pixels import Labels, StoredImages
+from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import (
     CUES,
     MAIN_ORACLE,
-    Observe,
+    PERFECT,
+    REAL,
+    RealFeatures,
     Verdict,
+    bits_per_dim,
     judge,
+    predicted_classes,
     random_of_class,
 )
 from ecinn.studies.judges import Judges, scaled
@@ -33,35 +38,67 @@ from ecinn.training.evaluation import random_offsets
 
 BATCH_SIZE = 64
 COUT_IMAGES = 100
-"""COUT asks an oracle 51 times per image, so it is taken over the first images only."""
-REAL = "real image of q"
-PERFECT = "perfect answer"
+"""COUT evaluates an oracle 51 times per image, so it is measured on the first images only."""
+
+Run = Callable[[StoredImages, Int[Tensor, "batch 1"]], Counterfactuals]
+"""Turns 8-bit images and one target each into counterfactuals."""
+Prepare = Callable[[Model, Callable[[], Dataset], Observer], Run]
+"""Prepares a method for a model; may load training images."""
+
+
+def _direct(method: Callable[..., Counterfactuals], **options: str) -> Prepare:
+    """Wrap a method that needs nothing but the model."""
+
+    def prepare(model: Model, load_training: Callable[[], Dataset], observe: Observer) -> Run:
+        return lambda images, q: method(model, model.mu_bar, model.pixels(images), q, **options)
+
+    return prepare
+
+
+def _nearest_image(model: Model, load_training: Callable[[], Dataset], observe: Observer) -> Run:
+    images = load_training().images
+    predicted = predicted_classes(model, images, observe, "classifying training images")
+    return lambda x, q: search.nearest_image(
+        model, model.mu_bar, model.pixels(x), q, images=images, predicted=predicted
+    )
+
+
+METHODS: Mapping[str, Prepare] = MappingProxyType(
+    {
+        "ecinn": _direct(search.ecinn),
+        "model-means": _direct(search.model_means),
+        "pixel-gradient-l1": _direct(search.pixel_gradient, norm="l1"),
+        "pixel-gradient-l2": _direct(search.pixel_gradient, norm="l2"),
+        "latent-gradient": _direct(search.latent_gradient),
+        "nearest-image": _nearest_image,
+    }
+)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Test images, the classes they are read as, and the classes they are to become."""
+    """Test images, their predicted classes p, and their target classes q."""
 
     index: Int[Tensor, " batch"]
-    """Among the test images."""
-    images: Images
+    """Positions among the test images."""
+    images: StoredImages
     p: Labels
     q: Labels
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a method made of all pairs."""
+    """A method's counterfactuals of all pairs."""
 
-    images: Images
-    """Stored 8-bit images; black where there is none."""
+    images: StoredImages
+    """8-bit images; black where there is none."""
     exists: Bool[Tensor, " batch"]
-    """Where the method did not raise an error."""
+    """False where the method raised an error."""
     failed: Bool[Tensor, " batch"]
-    """Where the method itself found nothing and gives the best that it had."""
+    """True where a search gave up and returned its best image."""
     passes: Int[Tensor, " batch"]
     seconds: float
-    """Wall-clock, of all batches together."""
+    """Wall-clock time of all batches together."""
     errors: tuple[str, ...]
     """One message per batch that raised an error."""
 
@@ -70,82 +107,99 @@ class Made:
 class ImageScores:
     """Means over the images that exist."""
 
-    elastic_net: MeanWithInterval
-    l1: MeanWithInterval
-    l2: MeanWithInterval
-    im1: MeanWithInterval | None
-    im2: MeanWithInterval | None
-    """Not ×100. None, like IM1, where the judges' autoencoders do not know the classes."""
-    bits_per_dim: MeanWithInterval
-    """−log₂ p(x̂) per dimension of the model itself, an exact code length of the stored image."""
+    elastic_net: Interval
+    l1: Interval
+    l2: Interval
+    im1: Interval | None
+    im2: Interval | None
+    """Not ×100. Like IM1, None if the judges' autoencoders do not know the classes."""
+    bits_per_dim: Interval
+    """−log₂ p(x̂) per dimension under the model, an exact code length of the stored image."""
     diversity: float | None
     """Mean over the target classes with two counterfactuals or more."""
-    cout: MeanWithInterval | None
-    """By the convolutional oracle, over the first images; None where it does not know q."""
+    cout: Interval | None
+    """By the convolutional oracle, on the first images; None if it does not know q."""
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A method's row. Failures count as not reached and not changed."""
+    """A method's row. Errors count as neither reached nor changed."""
 
     method: str
-    reached: MeanWithInterval
-    """Share whose stored 8-bit image the classifier reads as q, over all pairs."""
-    class_changed: MeanWithInterval
+    reached: Interval
+    """Share of all pairs whose stored 8-bit image the model classifies as q."""
+    class_changed: Interval
     failed: int
     raised: int
     errors: tuple[str, ...]
-    passes: MeanWithInterval | None
+    passes: Interval | None
     seconds: float | None
-    """Mean wall-clock seconds per counterfactual, in batches. None for what is no method."""
+    """Mean wall-clock seconds per counterfactual, in batches; None for references."""
     images: ImageScores | None
-    """None where fewer than two images exist."""
+    """None if fewer than two images exist."""
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """All rows, and what they were measured on."""
+    """All rows and the conditions under which they were measured."""
 
     dataset: str
     n: int
     seed: int
     batch_size: int
     cout_images: int
-    originals_bits_per_dim: MeanWithInterval
+    originals_bits_per_dim: Interval
     originals_frechet: float
-    """Of the originals that were drawn, to all test images: what chance alone gives."""
+    """Fréchet distance of the drawn originals to all test images: the value of chance."""
     references: tuple[Scores, ...]
     methods: tuple[Scores, ...]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every method is measured with."""
+    """Everything that all methods are measured with."""
 
     model: Model
     data: Dataset
-    """All test images: what counterfactuals should look like."""
+    """All test images."""
     judges: Judges
     seed: int = 0
     cue: Cue | None = None
 
-    def real_features(self) -> Float[Tensor, "real features"]:
-        """Of all test images."""
+    @functools.cached_property
+    def real_features(self) -> RealFeatures:
+        """Features of all test images."""
         return self.judges.features(self.data.images)
+
+    def bits_per_dim(self, images: StoredImages) -> Interval:
+        """Mean code length under the model."""
+        generator = torch.Generator(self.model.device).manual_seed(self.seed)
+        return normal_interval(bits_per_dim(self.model, images, generator))
 
 
 Keep = Callable[[SideBySide, Pairs, Mapping[str, Made]], None]
 
 
+def require_known(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise an error unless every name is known and given once."""
+    if not names:
+        raise InputError(f"name at least one method of: {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise InputError(f"no method is called {name!r}; choose from: {', '.join(known)}")
+        if list(names).count(name) > 1:
+            raise InputError(f"the method {name} is named twice: name every method once")
+
+
 def draw_pairs(model: Model, data: Dataset, n: int, seed: int) -> Pairs:
-    """Random test images and a uniformly random target for each."""
+    """Draw random test images and a uniformly random target for each."""
     if not 2 <= n <= len(data):
-        raise InputError(f"n lies between 2 and the {len(data)} test images, not at {n}")
+        raise InputError(f"n must lie between 2 and the {len(data)} test images, not at {n}")
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(len(data), generator=generator)[:n]
     images = data.images[index]
-    p = read(model, images)
+    p = predicted_classes(model, images)
     classes = len(model.class_names)
     return Pairs(index, images, p, (p + random_offsets(n, classes, seed)) % classes)
 
@@ -154,10 +208,10 @@ def make(
     prepare: Callable[[], Run],
     pairs: Pairs,
     device: torch.device,
-    observe: Callable[[int], None] = lambda done: None,
+    count: Callable[[int], None] = lambda done: None,
     batch_size: int = BATCH_SIZE,
 ) -> Made:
-    """Run a method in batches; a batch that raises an error fails alone and keeps its message."""
+    """Run a method in batches; an error fails its own batch only, and its message is kept."""
     n = len(pairs.q)
     images = torch.zeros_like(pairs.images)
     exists = torch.zeros(n, dtype=torch.bool)
@@ -166,13 +220,12 @@ def make(
     seconds = 0.0
     try:
         run = prepare()
-    except Exception as error:  # whatever it is, the other methods go on
+    except Exception as error:  # the other methods still run
         return Made(images, exists, failed, passes, seconds, (_message(error),))
     for rows in torch.arange(n).split(batch_size):
         began = time.perf_counter()
         try:
-            with exact_convolutions():
-                answer = run(pairs.images[rows], pairs.q[rows, None].to(device))
+            answer = run(pairs.images[rows], pairs.q[rows, None].to(device))
             stored = answer.stored[:, 0].cpu()
         except Exception as error:
             errors.append(_message(error))
@@ -181,7 +234,7 @@ def make(
             images[rows], exists[rows] = stored, True
             failed[rows] = answer.failed[:, 0].cpu()
             passes[rows] = answer.passes[:, 0].cpu()
-        observe(int(rows[-1]) + 1)
+        count(int(rows[-1]) + 1)
     return Made(images, exists, failed, passes, seconds, tuple(errors))
 
 
@@ -189,76 +242,61 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def score(
-    bench: Bench,
-    real_features: Float[Tensor, "real features"],
-    name: str,
-    pairs: Pairs,
-    made: Made,
-    *,
-    timed: bool = True,
-) -> Scores:
-    """Every figure of one method."""
-    there = made.exists
-    read_as = torch.full_like(pairs.q, -1)
-    read_as[there] = read(bench.model, made.images[there])
-    enough = int(there.sum()) >= 2
+def score(bench: Bench, name: str, pairs: Pairs, made: Made, *, timed: bool = True) -> Scores:
+    """Measure one method.
+
+    Args:
+        timed: False for references, which have neither passes nor seconds.
+    """
+    exists = made.exists
+    predicted = torch.full_like(pairs.q, -1)
+    predicted[exists] = predicted_classes(bench.model, made.images[exists])
+    enough = int(exists.sum()) >= 2
     return Scores(
         method=name,
-        reached=metrics.mean_and_interval(metrics.reached(read_as, pairs.q)),
-        class_changed=metrics.mean_and_interval(metrics.class_changed(read_as, pairs.p)),
-        failed=int((made.failed & there).sum()),
-        raised=int((~there).sum()),
+        reached=normal_interval(metrics.reached(predicted, pairs.q)),
+        class_changed=normal_interval(metrics.class_changed(predicted, pairs.p)),
+        failed=int((made.failed & exists).sum()),
+        raised=int((~exists).sum()),
         errors=made.errors,
-        passes=metrics.mean_and_interval(made.passes[there].double()) if timed else None,
-        seconds=made.seconds / int(there.sum()) if timed and enough else None,
-        images=_score_images(bench, real_features, pairs, made) if enough else None,
+        passes=normal_interval(made.passes[exists].double()) if timed else None,
+        seconds=made.seconds / int(exists.sum()) if timed and enough else None,
+        images=_score_images(bench, pairs, made) if enough else None,
     )
 
 
-def _score_images(
-    bench: Bench, real_features: Float[Tensor, "real features"], pairs: Pairs, made: Made
-) -> ImageScores:
-    mean, judges = metrics.mean_and_interval, bench.judges
+def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
+    judges = bench.judges
     originals, images = pairs.images[made.exists], made.images[made.exists]
     p, q = pairs.p[made.exists], pairs.q[made.exists]
     im1 = im2 = cout = None
     if bench.cue is None:
         by_q = judges.reconstruct(images, q)
-        im1 = mean(metrics.im1(scaled(images), by_q, judges.reconstruct(images, p)))
-        im2 = mean(metrics.im2(scaled(images), by_q, judges.reconstruct(images)))
+        im1 = normal_interval(metrics.im1(scaled(images), by_q, judges.reconstruct(images, p)))
+        im2 = normal_interval(metrics.im2(scaled(images), by_q, judges.reconstruct(images)))
         first = slice(COUT_IMAGES)
         curves = metrics.transition_curves(
-            lambda some: judges.scores(some)[MAIN_ORACLE].softmax(1),
+            lambda batch: judges.scores(batch)[MAIN_ORACLE].softmax(1),
             originals[first],
             images[first],
             p[first],
             q[first],
         )
-        cout = mean(curves.cout)
+        cout = normal_interval(curves.cout)
     return ImageScores(
-        elastic_net=mean(metrics.elastic_net(originals, images)),
-        l1=mean(metrics.l1(originals, images)),
-        l2=mean(metrics.l2(originals, images)),
+        elastic_net=normal_interval(metrics.elastic_net(originals, images)),
+        l1=normal_interval(metrics.l1(originals, images)),
+        l2=normal_interval(metrics.l2(originals, images)),
         im1=im1,
         im2=im2,
-        bits_per_dim=mean(code_length(bench.model, images, bench.seed)),
+        bits_per_dim=bench.bits_per_dim(images),
         diversity=_diversity(bench.data, images, q),
         cout=cout,
-        verdict=judge(judges, originals, images, q, real_features, bench.cue),
+        verdict=judge(judges, originals, images, q, bench.real_features, bench.cue),
     )
 
 
-@torch.inference_mode()
-def code_length(model: Model, images: Images, seed: int) -> Float[Tensor, " batch"]:
-    """−log₂ p(x) per dimension with one draw of dequantisation noise."""
-    generator = torch.Generator(model.device).manual_seed(seed)
-    with exact_convolutions():
-        log_p = model.classifier.log_marginal(dequantise(images.to(model.device), generator))
-    return equations.bits_per_dim(log_p, model.classifier.architecture.dim).cpu()
-
-
-def _diversity(data: Dataset, images: Images, q: Labels) -> float | None:
+def _diversity(data: Dataset, images: StoredImages, q: Labels) -> float | None:
     values = [
         metrics.diversity(images[q == label], data.images[data.labels == label])
         for label in q.unique().tolist()
@@ -267,13 +305,23 @@ def _diversity(data: Dataset, images: Images, q: Labels) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def references(bench: Bench, pairs: Pairs) -> Mapping[str, Images]:
-    """What no method made: real images of q, and of planted data the perfect answer."""
+def _references(bench: Bench, pairs: Pairs) -> tuple[Scores, ...]:
+    """Score real images of q, and for planted cues the perfect answer."""
     generator = torch.Generator().manual_seed(bench.seed)
-    images = {REAL: random_of_class(bench.data, pairs.q, generator)}
+    references = {REAL: random_of_class(bench.data, pairs.q, generator)}
     if bench.cue is not None:
-        images[PERFECT] = bench.cue.paint(pairs.images, pairs.q)
-    return images
+        references[PERFECT] = bench.cue.paint(pairs.images, pairs.q)
+    zeros = torch.zeros_like(pairs.q)
+    return tuple(
+        score(
+            bench,
+            name,
+            pairs,
+            Made(images, (images > 0).flatten(1).any(1), zeros > 0, zeros, 0.0, ()),
+            timed=False,
+        )
+        for name, images in references.items()
+    )
 
 
 def compare_methods(
@@ -286,47 +334,33 @@ def compare_methods(
     n: int = 500,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
-    observe: Observe = lambda what, done, total: None,
-    keep: Keep = lambda so_far, pairs, made: None,
+    known: Mapping[str, Prepare] = METHODS,
+    observe: Observer = ignore,
+    keep: Keep = lambda result, pairs, made: None,
 ) -> SideBySide:
-    """Run and score every method; `keep` is given all there is after each."""
-    require_known(methods)
-    dataset = model.checkpoint.recipe.dataset
-    bench = Bench(model, data, judges, seed, CUES.get(dataset))
+    """Run and score every method; `keep` receives all results after each method."""
+    require_known(methods, tuple(known))
+    bench = Bench(model, data, judges, seed, CUES.get(model.recipe.dataset))
     pairs = draw_pairs(model, data, n, seed)
-    real_features = bench.real_features()
     result = SideBySide(
-        dataset=dataset,
+        dataset=model.recipe.dataset,
         n=n,
         seed=seed,
         batch_size=batch_size,
         cout_images=min(COUT_IMAGES, n),
-        originals_bits_per_dim=metrics.mean_and_interval(code_length(model, pairs.images, seed)),
-        originals_frechet=metrics.frechet_distance(judges.features(pairs.images), real_features),
-        references=tuple(
-            score(bench, real_features, name, pairs, _given(images), timed=False)
-            for name, images in references(bench, pairs).items()
+        originals_bits_per_dim=bench.bits_per_dim(pairs.images),
+        originals_frechet=metrics.frechet_distance(
+            judges.features(pairs.images), bench.real_features
         ),
+        references=_references(bench, pairs),
         methods=(),
     )
-    workshop = Workshop(model, load_training, observe)
     made: dict[str, Made] = {}
     for name in methods:
-        bar = functools.partial(_count, observe, name, n)
-        prepare = functools.partial(METHODS[name], workshop)
-        made[name] = make(prepare, pairs, model.device, bar, batch_size)
-        row = score(bench, real_features, name, pairs, made[name])
+        prepare = functools.partial(known[name], model, load_training, observe)
+        count = counter(observe, name, n)
+        made[name] = make(prepare, pairs, model.device, count, batch_size)
+        row = score(bench, name, pairs, made[name])
         result = dataclasses.replace(result, methods=(*result.methods, row))
         keep(result, pairs, made)
     return result
-
-
-def _count(observe: Observe, name: str, n: int, done: int) -> None:
-    observe(name, done, n)
-
-
-def _given(images: Images) -> Made:
-    """Images that no method had to make; black ones are not there."""
-    nothing = torch.zeros(len(images), dtype=torch.long)
-    exists = (images > 0).flatten(1).any(1)
-    return Made(images, exists, nothing > 0, nothing, 0.0, ())

@@ -16,8 +16,8 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
-from ecinn.studies.benchmark.methods import read as read_as
 from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge
+from ecinn.studies.benchmark.quality import predicted_classes as read_as
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 

@@ -14,11 +14,11 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.flow.precision import exact_convolutions
-from ecinn.metrics.counterfactuals import Images, Labels
 from ecinn.metrics.statistics import Interval
 from ecinn.metrics.strokes import slant, thickness
 from ecinn.model import Model
-from ecinn.pixels import to_uint8
+from ecinn.pixels import Labels, to_uint8
+from ecinn.pixels import StoredImages as Images
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges

@@ -1,5 +1,7 @@
 """Claims about counterfactuals of digits: cost, tipping points, who is convinced, what is kept."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -12,9 +14,9 @@ from ecinn.explanation.counterfactual import counterfactual
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import bootstrap_interval
-from ecinn.studies.benchmark.methods import METHODS, Workshop
+from ecinn.progress import ignore
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
-from ecinn.studies.benchmark.side_by_side import Pairs, make
+from ecinn.studies.benchmark.side_by_side import METHODS, Pairs, make
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import (
     Claim,
@@ -77,8 +79,8 @@ def searches(sample: Sample, judges: Judges, n: int) -> Claim:
     rows, numbers = [], {}
     most = 0.0
     for name in ("ecinn", *SEARCHES):
-        workshop = Workshop(sample.model, _no_training)
-        made = make(lambda name=name, w=workshop: METHODS[name](w), pairs, sample.model.device)  # type: ignore[misc]
+        prepare = functools.partial(METHODS[name], sample.model, _no_training, ignore)
+        made = make(prepare, pairs, sample.model.device)
         convinced = rate(judges.verdicts(made.images)[MAIN_ORACLE] == pairs.q)
         passes = float(made.passes.double().mean())
         most = max(most, passes)

@@ -11,7 +11,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.metrics.heatmaps import importance, rank_similarity
 from ecinn.metrics.statistics import bootstrap_interval, paired_difference_interval
 from ecinn.model import Model
-from ecinn.studies.benchmark.heatmap_results import LABELS
+from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import (
     CLAIMS_COMMAND,

@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmaps, heatmaps
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
-from ecinn.explanation.result import Images
-from ecinn.metrics.replacement import blurred, noise_like
+from ecinn.metrics.heatmaps import blurred, noise_like
 from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
 from ecinn.model import Model
-from ecinn.pixels import to_pixels
-from ecinn.studies.benchmark.heatmap_curves import Reader
-from ecinn.studies.benchmark.heatmap_measures import noisiness
-from ecinn.studies.benchmark.heatmap_results import LABELS, verdict
+from ecinn.pixels import Images, to_pixels
+from ecinn.studies.benchmark.heatmap_measures import LABELS, Reader, noisiness, verdict
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import ConvolutionalNetwork, scaled
@@ -145,7 +142,7 @@ def faithful(digits: Explained, made: Mapping[str, Heatmaps], seed: int) -> Clai
     generator = torch.Generator().manual_seed(seed)
     replacements = {"blur": blurred(digits.x, BLUR), "noise": noise_like(digits.x, generator)}
     reader = Reader(
-        "replacement", digits.model.classifier, digits.x, digits.p, replacements, 128, seed
+        "replacement", digits.model.predict, digits.x, digits.p, replacements, 128, seed
     )
     areas = {method: reader.of_maps(each) for method, each in made.items()}
     any_order = torch.rand((len(digits.x), *digits.x.shape[2:]), generator=generator)

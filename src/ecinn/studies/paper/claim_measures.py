@@ -12,10 +12,11 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Explanation
-from ecinn.metrics.counterfactuals import Images, Labels
 from ecinn.metrics.heatmaps import map_similarity, rank_similarity
 from ecinn.metrics.statistics import Interval
 from ecinn.model import Model
+from ecinn.pixels import Labels
+from ecinn.pixels import StoredImages as Images
 from ecinn.studies.benchmark.quality import random_of_class
 from ecinn.studies.benchmark.side_by_side import draw_pairs
 

@@ -14,7 +14,7 @@ from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
-from ecinn.studies.benchmark.heatmap_results import LABELS as METHOD_NAMES
+from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper import grid
 from ecinn.studies.paper.artefact import Artefact, Context, Made, Need

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import MNIST_PAPER
+from ecinn.drawing.table import NONE, Table, number, percent
 from ecinn.equations import paper_bits_per_dim
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.metrics.statistics import wilson_interval
-from ecinn.studies.benchmark.tables import NONE, Table, number, percent
 from ecinn.studies.paper.artefact import Artefact, Context, Made
 
 PAPER_ASSETS = ASSETS / "paper"

@@ -1,0 +1,60 @@
+"""Tables of text: written as Markdown, printed by the command line."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+NONE = "–"
+"""Stands for a value that does not exist."""
+
+
+@runtime_checkable
+class Estimate(Protocol):
+    """A mean with whatever belongs to it, such as an interval."""
+
+    @property
+    def mean(self) -> float:
+        """The value that tables show."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a head, rows of the same length, and notes below them."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, title: str, records: Sequence[Mapping[str, str]], notes: Sequence[str] = ()
+    ) -> "Table":
+        """Build a table from one mapping per row, from column heading to cell."""
+        head = tuple(records[0]) if records else ()
+        rows = tuple(tuple(record[name] for name in head) for record in records)
+        return cls(title, head, rows, tuple(notes))
+
+    def markdown(self) -> str:
+        """Return the table in GitHub's flavour of Markdown; cells may hold Markdown themselves."""
+        lines = [f"## {self.title}", ""]
+        if self.head:
+            lines += [_line(self.head), "|---|" + "---:|" * (len(self.head) - 1)]
+            lines += [*(_line(row) for row in self.rows), ""]
+        return "\n".join([*lines, *(line for note in self.notes for line in (note, ""))])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def number(figure: Estimate | float | None, digits: int = 2, factor: float = 1.0) -> str:
+    """Format a value or an estimate's mean with fixed digits; a dash for None and nan."""
+    value = figure.mean if isinstance(figure, Estimate) else figure
+    return NONE if value is None or math.isnan(value) else f"{factor * value:.{digits}f}"
+
+
+def percent(share: Estimate | float | None, digits: int = 2) -> str:
+    """Format a share of one as a percentage without its sign."""
+    return number(share, digits, 100.0)

@@ -1,0 +1,123 @@
+"""Tables of the authors' benchmark: the control, all rows, and ours over asked confidences."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.studies.benchmark.authors import (
+    AS_NEAR,
+    OURS,
+    AuthorsResult,
+    Comparison,
+    CurvePoint,
+    Scored,
+)
+from ecinn.studies.benchmark.authors_files import DATASETS
+from ecinn.studies.benchmark.quality import CUES, verdict_cells
+
+
+def control_line(result: AuthorsResult) -> str:
+    """Return one line that says whether the published figures were reproduced."""
+    if result.reproduced is None:
+        return "CONTROL: not checked (limited)"
+    worst = min(result.control, key=lambda figure: figure.digits, default=None)
+    if result.reproduced and worst is not None:
+        digits = _digits(worst.digits)
+        return f"CONTROL: reproduced ({len(result.control)} figures, {digits} or more)"
+    return f"CONTROL: NOT reproduced ({worst or 'no published figure could be compared'})"
+
+
+def _digits(digits: float) -> str:
+    if digits == -math.inf:
+        return "other images"
+    return "all digits" if digits == math.inf else f"{int(digits)} digits"
+
+
+def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Lay out the control, all rows, and ours over asked confidences."""
+    name = {"mnist": "MNIST", "fake_mnist": "FakeMNIST"}[result.name]
+    planted = DATASETS[result.name] in CUES
+    failed_control = "ours (does not count: the control failed)"
+    ours = OURS if result.reproduced is not False else failed_control
+    rows = [(method.row.method, method) for method in (*result.theirs, *result.references)]
+    rows.insert(len(result.theirs), (ours, result.ours))
+    tables = [
+        Table.of(
+            f"{name}: published and scored again ({result.n} images)",
+            [_control_cells(figure) for figure in result.control],
+            [
+                f"**{control_line(result)}**",
+                "As published, and impossible to compute again without the authors' classifiers: "
+                + "; ".join(_means(result, metric) for metric in ("FID", "Oracle"))
+                + ".",
+            ],
+        ),
+        Table.of(
+            f"{name}: the same images, the same targets ({result.n} images)",
+            [
+                {"method": label, **_cells(scored, record, planted=planted),
+                 "failed": str(scored.row.failed), "black": str(scored.row.black)}
+                for label, scored in rows
+            ],
+            [
+                "Ours: α₁, stored as 8 bits, for GEN's targets. Our model classifies "
+                f"{result.other_prediction} images differently from GEN's, and "
+                f"{result.target_is_prediction} as the target already; those count as failures. "
+                "TCV (class changed) and reached q are by each method's own classifier, over all "
+                "images; all other columns leave out failed and black images, as the authors do."
+                + ("" if planted else f" {AS_NEAR}: the training image at the closest EN."),
+            ],
+        ),
+    ]  # fmt: skip
+    if result.curve:
+        title = f"{name}: ours over the asked confidence (the first {result.curve[0].n} images)"
+        note = "All columns after the second are over the pairs that can reach the confidence."
+        curve = [_curve_cells(point, record, planted=planted) for point in result.curve]
+        tables.append(Table.of(title, curve, [note]))
+    return tuple(tables)
+
+
+def _control_cells(figure: Comparison) -> dict[str, str]:
+    heading, factor, digits = {
+        "TargetClassValidity": ("TCV %", 100.0, 2),
+        "ElasticNet": ("EN", 1.0, 4),
+        "IM1": ("IM1", 1.0, 5),
+        "IM2": ("IM2 ×100", 100.0, 5),
+    }[figure.metric]
+    return {
+        "figure": heading,
+        "method": figure.method,
+        "published": number(figure.published.mean, digits, factor),
+        "here": number(figure.here.mean, digits, factor),
+        "agree to": _digits(figure.digits),
+    }
+
+
+def _means(result: AuthorsResult, metric: str) -> str:
+    factor, unit = (100.0, " %") if metric == "Oracle" else (1.0, "")
+    figures = result.published.get(metric, {}).items()
+    values = ", ".join(f"{method} {factor * mean:.2f}" for method, mean in figures)
+    return f"{metric}{unit} {values or NONE}"
+
+
+def _cells(scored: Scored, record: Mapping[str, Any], *, planted: bool) -> dict[str, str]:
+    row = scored.row
+    return {
+        "TCV %": percent(row.class_changed),
+        "reached q %": percent(row.reached),
+        "EN": number(row.elastic_net),
+        "IM1": number(row.im1, 3),
+        "IM2 ×100": number(row.im2, 3, 100.0),
+        **verdict_cells(scored.verdict, record, planted=planted),
+        "Fréchet": number(getattr(scored.verdict, "frechet", None)),
+    }
+
+
+def _curve_cells(point: CurvePoint, record: Mapping[str, Any], *, planted: bool) -> dict[str, str]:
+    return {
+        "asked p(q) %": percent(point.asked, 0),
+        "reachable %": percent(point.reachable),
+        "obtained, stored %": percent(point.obtained),
+        **_cells(point.scored, record, planted=planted),
+    }

@@ -1,0 +1,310 @@
+"""Tables and pictures of a side-by-side benchmark: quality, cost, and the images themselves."""
+
+import importlib
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from ecinn.data.planted import Cue
+from ecinn.drawing import grid
+from ecinn.drawing.pictures import image_array
+from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.errors import InputError
+from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
+from ecinn.studies.benchmark.side_by_side import METHODS, Made, Pairs, Scores, SideBySide
+from ecinn.studies.judges import Judges
+
+ABOUT = {
+    "ecinn": "x̂ = f⁻¹(f(x) + α₁Δ) with the class means μ̄ of training images",
+    "model-means": "the same with the model's own class means μ",
+    "pixel-gradient-l1": "gradient steps on pixels with an L1 penalty (Wachter et al.)",
+    "pixel-gradient-l2": "the same with an L2 penalty",
+    "latent-gradient": "gradient steps on the latent, through the decoded image (Dombrowski et "
+    "al.); with the flow's own posterior one encode and one decode would be enough",
+    "nearest-image": "the nearest training image classified as q; classifying all training images "
+    "once is not included in its cost",
+}
+SHOWN = 8
+# Okabe & Ito's colours, distinct under every common colour blindness, and distinct markers.
+_STYLES = (
+    ("#D55E00", "*"), ("#0072B2", "o"), ("#009E73", "s"), ("#CC79A7", "^"), ("#E69F00", "D"),
+    ("#56B4E9", "v"), ("#000000", "P"),
+)  # fmt: skip
+_WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
+"""Size of a panel and of a letter in points, precise enough to keep labels apart."""
+
+
+def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Lay out who is convinced, distance and realism, and cost."""
+    planted = result.dataset in CUES
+    rows = (*result.methods, *result.references)
+    errors = [
+        f"{row.method} raised an error in {len(row.errors)} batch(es), first: {row.errors[0]}"
+        for row in result.methods
+        if row.errors
+    ]
+    convinced = (
+        f"Every method gets the same images and random targets (seed {result.seed}). Reached q "
+        "and class changed: by the explained model, on the stored 8-bit image, over all images. "
+        "The oracles are independent; the convolutional one also gives COUT and label variation."
+    )
+    if planted:
+        convinced += " Label variation should be near 0, because the digit is not the class."
+    return (
+        Table.of(
+            f"Who is convinced ({result.dataset}, {result.n} random test images)",
+            [_convinced_cells(row, result, record, planted=planted) for row in rows],
+            [convinced],
+        ),
+        Table.of(
+            "Distance and realism",
+            [_distance_cells(row) for row in rows],
+            [
+                "IM1 and IM2 by our judges' autoencoders; Fréchet distance to all test images "
+                f"({number(result.originals_frechet)} for the originals); bits/dim under the "
+                f"explained model ({number(result.originals_bits_per_dim, 3)} for the originals); "
+                "diversity is 1 for real images."
+            ],
+        ),
+        Table.of(
+            "Cost",
+            [
+                {
+                    "method": row.method,
+                    "passes": number(row.passes, 1),
+                    "seconds each": number(row.seconds, 4),
+                    "gave up": str(row.failed),
+                    "raised an error": str(row.raised),
+                }
+                for row in result.methods
+            ],
+            [
+                f"Wall-clock seconds in batches of {result.batch_size}. A search gives up when "
+                "its steps run out; its best image is scored. Images of batches that raised an "
+                "error count as not reached and are left out of all other means.",
+                *(f"{row.method}: {ABOUT.get(row.method, NONE)}." for row in result.methods),
+                *errors,
+            ],
+        ),
+    )
+
+
+def _convinced_cells(
+    row: Scores, result: SideBySide, record: Mapping[str, Any], *, planted: bool
+) -> dict[str, str]:
+    verdict = None if row.images is None else row.images.verdict
+    cout = {} if planted else {f"COUT ({result.cout_images} images)": _figure(row, "cout", 3)}
+    return {
+        "method": row.method,
+        "reached q %": percent(row.reached),
+        "class changed %": percent(row.class_changed),
+        **verdict_cells(verdict, record, planted=planted),
+        **cout,
+        "label variation": number(getattr(verdict, "label_variation", None), 4),
+    }
+
+
+def _distance_cells(row: Scores) -> dict[str, str]:
+    verdict = None if row.images is None else row.images.verdict
+    return {
+        "method": row.method,
+        "EN": _figure(row, "elastic_net"),
+        "L1": _figure(row, "l1"),
+        "L2": _figure(row, "l2"),
+        "IM1": _figure(row, "im1", 3),
+        "IM2 ×100": _figure(row, "im2", 3, 100.0),
+        "Fréchet": number(getattr(verdict, "frechet", None)),
+        "bits/dim": _figure(row, "bits_per_dim", 3),
+        "diversity": _figure(row, "diversity"),
+    }
+
+
+def _figure(row: Scores, name: str, digits: int = 2, factor: float = 1.0) -> str:
+    """Format a figure of the images; a dash if there are none."""
+    return number(getattr(row.images, name, None), digits, factor)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A method in the figure."""
+
+    method: str
+    costs: tuple[float, float]
+    """Network evaluations and seconds per counterfactual."""
+    qualities: tuple[float, float]
+    """Percentage of convinced judges, and the size or realism of the change."""
+
+
+def _point(row: Scores, *, planted: bool) -> _Point:
+    assert row.images is not None
+    verdict = row.images.verdict
+    shares = [verdict.truth] if verdict.oracles is None else list(verdict.oracles.values())
+    convinced = 100 * min(share.mean for share in shares if share is not None)
+    other = row.images.elastic_net.mean if planted else verdict.frechet
+    passes = math.nan if row.passes is None else row.passes.mean
+    return _Point(row.method, (passes, row.seconds or math.nan), (convinced, other))
+
+
+def cost_figure(result: SideBySide) -> bytes:
+    """Draw a PNG of conviction and of realism or change, each against two costs."""
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise InputError(
+            "the figure needs matplotlib: pip install 'ecinn[benchmark]' (tables are written)"
+        ) from None
+    planted = result.dataset in CUES
+    points = [_point(row, planted=planted) for row in result.methods if row.images is not None]
+    if not points:
+        raise InputError("no method made an image: there is nothing to draw")
+    figure = figures.Figure(figsize=(12, 8.4), dpi=130, layout="constrained")
+    figure.suptitle(
+        f"{len(points)} methods on the same {result.n} images and targets ({result.dataset})",
+        fontsize=14,
+    )
+    axes = figure.subplots(2, 2, sharey="row")
+    reference = _point(result.references[-1], planted=planted)
+    who = "Cue says q (%)" if planted else "Classified as q by the weaker oracle (%)"
+    what = "EN, the size of the change" if planted else "Fréchet distance to real images"
+    names = (f"{who}\nmore is better", f"{what}\nless is better")
+    costs = ("network evaluations per counterfactual", "seconds per counterfactual")
+    for row, name in enumerate(names):
+        axes[row, 0].set_ylabel(name, fontsize=11)
+        for column, cost in enumerate(costs):
+            axis, level = axes[row, column], reference.qualities[row]
+            line = axis.axhline(level, color="#777777", linestyle="--", linewidth=1, zorder=0)
+            _draw(axis, points, column, row, level)
+            axis.set_xlabel(f"{cost} (log scale)", fontsize=11)
+    (hollow,) = axes[0, 0].plot([], [], "o", color="#777777", markersize=9, mfc="white", mew=1.8)
+    labels = [reference.method, "hollow: less than half convinced (upper panels)"]
+    figure.legend([line, hollow], labels, loc="outside lower center", ncols=2, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw(
+    axis: Any,  # noqa: ANN401
+    points: Sequence[_Point],
+    column: int,
+    row: int,
+    level: float,
+) -> None:
+    """Draw one labelled marker per method, hollow where fewer than half are convinced."""
+    cost = [point.costs[column] for point in points]
+    quality = [point.qualities[row] for point in points]
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.grid(visible=True, color="#e4e4e4", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    left, right = math.log(min(cost) / 2.5), math.log(max(max(cost), 3 * min(cost)) * 5)
+    axis.set_xlim(math.exp(left), math.exp(right))
+    low, high = min(*quality, level), max(*quality, level)
+    margin = 0.15 * (high - low) or 1.0
+    bottom, top = low - margin, high + margin
+    axis.set_ylim(bottom, top)
+    places = [
+        (_WIDTH * (math.log(x) - left) / (right - left), _HEIGHT * (y - bottom) / (top - bottom))
+        for x, y in zip(cost, quality, strict=True)
+    ]
+    offsets = _label_offsets(places, [_LETTER * len(point.method) for point in points])
+    for point, x, y, offset in zip(points, cost, quality, offsets, strict=True):
+        colour, marker = _STYLES[list(METHODS).index(point.method) % len(_STYLES)]
+        axis.plot(
+            x,
+            y,
+            marker,
+            color=colour,
+            markersize=15 if marker == "*" else 9,
+            mfc=colour if point.qualities[0] >= 50 else "white",
+            mew=1.8,
+            zorder=3,
+        )
+        axis.annotate(
+            point.method,
+            (x, y),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=10.5,
+            color="#222222",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkB": 6},
+        )
+
+
+def _label_offsets(
+    points: Sequence[tuple[float, float]], widths: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Place each label at the nearest offset that overlaps neither points nor other labels."""
+    taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
+    chosen = []
+    for (x, y), width in zip(points, widths, strict=True):
+        offsets = [
+            (across, float(up))
+            for distance in range(0, 120, 15)
+            for up in (distance, -distance)
+            for across in (14.0, -14.0 - width)
+        ]
+        boxes = [(x + dx, y + dy - 7, x + dx + width, y + dy + 7) for dx, dy in offsets]
+        free = [
+            index
+            for index, (left, low, right, high) in enumerate(boxes)
+            if left >= 0 and right <= _WIDTH and low >= 0 and high <= _HEIGHT
+            if not any(left < c and a < right and low < d and b < high for a, b, c, d in taken)
+        ]
+        best = free[0] if free else 0
+        taken.append(boxes[best])
+        chosen.append(offsets[best])
+    return chosen
+
+
+def sheet(
+    result: SideBySide,
+    pairs: Pairs,
+    made: Mapping[str, Made],
+    judges: Judges,
+    class_names: Sequence[str],
+    cue: Cue | None = None,
+) -> Image.Image:
+    """Draw the first images by every method, with what the cue or an oracle reads in each."""
+    who = "cue" if cue else "oracle"
+    shown = min(SHOWN, len(pairs.q))
+    p, q = pairs.p.tolist(), pairs.q.tolist()
+    rows = [
+        tuple(
+            grid.Panel(
+                image_array(pairs.images[column]),
+                f"{class_names[p[column]]} to {class_names[q[column]]}",
+            )
+            for column in range(shown)
+        )
+    ]
+    names = [("original", "class, and target")]
+    for row in result.methods:
+        images, exists = made[row.method].images[:shown], made[row.method].exists.tolist()
+        judged = (cue.read(images) if cue else judges.verdicts(images)[MAIN_ORACLE]).tolist()
+        names.append((row.method, f"classified as the\ntarget: {percent(row.reached, 1)} %"))
+        rows.append(
+            tuple(
+                grid.Panel(
+                    image_array(images[column]),
+                    f"{who}: {class_names[judged[column]]}" if exists[column] else "error",
+                    not exists[column] or judged[column] != q[column],
+                )
+                for column in range(shown)
+            )
+        )
+    return grid.draw(
+        grid.Grid(
+            tuple(rows),
+            title=f"The same {shown} random test images by every method ({result.dataset})",
+            caution=f"Orange: the {who} does not read the target, whatever the model predicts.",
+            names=tuple(names),
+        )
+    )

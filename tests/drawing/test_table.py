@@ -1,0 +1,38 @@
+"""Tables: Markdown that survives its own separators, and formatted numbers."""
+
+import math
+
+import pytest
+
+from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.metrics.statistics import Interval
+
+
+def test_markdown_has_a_line_per_row_and_escapes_its_separator() -> None:
+    table = Table("Sizes", ("name", "|h|"), (("a", "1"), ("b|c", "2")), ("A note.",))
+    assert table.markdown().splitlines() == [
+        "## Sizes", "", "| name | \\|h\\| |", "|---|---:|", "| a | 1 |", "| b\\|c | 2 |", "",
+        "A note.",
+    ]  # fmt: skip
+
+
+def test_records_become_rows_under_their_headings() -> None:
+    table = Table.of("t", [{"a": "1", "b": "2"}, {"b": "4", "a": "3"}], ["note"])
+    assert table == Table("t", ("a", "b"), (("1", "2"), ("3", "4")), ("note",))
+
+
+def test_a_table_without_rows_keeps_its_title_and_notes() -> None:
+    assert Table.of("Empty", [], ["Nothing."]).markdown() == "## Empty\n\nNothing.\n"
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, Interval(math.nan, 0.0, 1.0, 0)])
+def test_missing_values_are_dashes(missing) -> None:
+    assert number(missing) == percent(missing) == NONE
+
+
+def test_numbers_are_values_or_means_with_fixed_digits() -> None:
+    interval = Interval(0.12345, 0.1, 0.2, 7)
+    assert (number(interval), number(0.5, 3), number(interval, 1, 100.0)) == (
+        "0.12", "0.500", "12.3",
+    )  # fmt: skip
+    assert (percent(interval), percent(1.0, 0)) == ("12.35", "100")
