@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ecinn.drawing.grid import Grid, Panel, draw, enlarge
-from ecinn.drawing.pictures import WARNING
+from ecinn.drawing.grid import Grid, Panel, draw
+from ecinn.drawing.pictures import WARNING, enlarge
 
 COLOURS = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [200, 200, 0], [0, 200, 200]])
 

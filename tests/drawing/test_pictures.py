@@ -8,11 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from ecinn.drawing.grid import Grid, Panel, draw
 from ecinn.drawing.pictures import (
     WARNING,
-    Cell,
-    Sheet,
-    draw,
     heatmap_array,
     image_array,
     percent,
@@ -51,8 +49,8 @@ def test_images_keep_their_values() -> None:
 
 
 def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None:
-    cell = Cell(np.zeros((8, 8, 3), np.uint8), "to 8")
-    sheet = Sheet("Why?", "", (("input", "3"),), ((cell,),))
+    panel = Panel(np.zeros((8, 8, 3), np.uint8), "to 8")
+    sheet = Grid(((panel,),), "Why?", names=(("input", "3"),))
     words = "Caution: unlike the pictures the model was trained on, for several reasons."
     bare, warned = draw(sheet), draw(dataclasses.replace(sheet, caution=words))
     assert warned.width == bare.width

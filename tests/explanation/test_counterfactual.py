@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means, counterfactual, explain, resolve_targets
+from ecinn.explanation.sheet import explanation_sheet
 from ecinn.pixels import to_pixels, to_uint8
 from helpers.builders import RotationClassifier
 
@@ -187,30 +187,25 @@ def test_wrong_targets_are_refused_in_words(target: object, says: str) -> None:
         resolve_targets.__wrapped__(target, torch.tensor([0, 1]), 3, ["zero", "one", "two"])
 
 
-def test_the_sheet_says_what_was_asked_for(rotation, x, monkeypatch) -> None:
-    """The end's name, whose share is shown, what is a warning, and the scale of the colours."""
-    drawn: list[pictures.Sheet] = []
-    monkeypatch.setattr(
-        pictures, "draw", lambda sheet, tile: drawn.append(sheet) or Image.new("RGB", (9, 9))
-    )
+def test_the_sheet_says_what_was_requested(rotation, x) -> None:
+    """The name of the end, the share that is shown, warnings, and the scale of the colours."""
     names = ("a", "b", "c", "d")
     for confidence in (None, 0.25):
         e = explain(
             rotation, rotation.mu_bar, x[:1], [2, 3], confidence=confidence, class_names=names
         )
-        e.picture()
-        sheet = drawn.pop()
+        sheet = explanation_sheet(e, 0)
         assert sheet.title == "Why is this “a”, and not …?"
-        assert sheet.rows[2][0] == ("convincing" if confidence is None else "as requested")
-        assert ("25 %" in sheet.rows[2][1]) == (confidence is not None)
+        assert sheet.names[2][0] == ("convincing" if confidence is None else "as requested")
+        assert ("25 %" in sheet.names[2][1]) == (confidence is not None)
         for column, q in enumerate((2, 3)):
-            cell = sheet.columns[column][2]
+            panel = sheet.rows[2][column]
             shown = int(e.convincing_certificate.winner[0, column]) if confidence is None else q
             share = float(e.convincing_certificate.verdict[0, column, shown])
-            assert cell.caption == f"{names[shown]}  {pictures.percent(share)}"
-            asked = shown == q if confidence is None else bool(e.as_asked[0, column])
-            assert cell.warning != asked
+            assert panel.caption == f"{names[shown]}  {pictures.percent(share)}"
+            fulfilled = shown == q if confidence is None else bool(e.as_asked[0, column])
+            assert panel.warning != fulfilled
         limit = max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[0])
-        assert f"full colour: ±{100 * limit:.0f} %" in sheet.rows[3][1]
-    explain(rotation, rotation.mu_bar, x[:1], 3, class_names=names).picture()
-    assert drawn.pop().title == "Why is this “a”, and not “d”?"
+        assert f"full colour: ±{100 * limit:.0f} %" in sheet.names[3][1]
+    one = explain(rotation, rotation.mu_bar, x[:1], 3, class_names=names)
+    assert explanation_sheet(one, 0).title == "Why is this “a”, and not “d”?"

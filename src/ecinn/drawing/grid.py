@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ecinn.drawing.pictures import FRAME, INK, MUTED, PAPER, TILE, WARNING, Array, font
+from ecinn.drawing.pictures import (
+    FRAME,
+    INK,
+    MUTED,
+    PAPER,
+    TILE,
+    WARNING,
+    Array,
+    enlarge,
+    font,
+)
 
 _LINE = 18
 _MARGIN = 18
@@ -83,19 +93,6 @@ def draw(grid: Grid, tile: int = TILE) -> Image.Image:
             at = (left + tile // 2, top + tile + 4)
             pen.multiline_text(at, panel.caption, colour, small, anchor="ma", align="center")
     return canvas
-
-
-def enlarge(array: Array, tile: int) -> Image.Image:
-    """Fit an image into a square: small ones keep square pixels, larger ones are resampled."""
-    image = Image.fromarray(array)
-    longest = max(image.size)
-    method = Image.Resampling.NEAREST if longest <= tile else Image.Resampling.LANCZOS
-    width, height = (max(1, round(side * tile / longest)) for side in image.size)
-    square = Image.new("RGB", (tile, tile), PAPER)
-    square.paste(
-        image.resize((width, height), method), ((tile - width) // 2, (tile - height) // 2)
-    )
-    return square
 
 
 def _widest(texts: Sequence[str], letters: ImageFont.FreeTypeFont) -> int:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from ecinn.drawing.grid import Grid, Panel, draw
 from ecinn.drawing.pictures import (
     FRAME,
     INK,
     MUTED,
     PAPER,
     PERCENTILE,
-    WARNING,
     Array,
     font,
     heatmap_array,
@@ -110,25 +110,30 @@ def heatmap_sheet(
             return overlay_array(images[row], column.maps[row], limit)
         return heatmap_array(column.maps[row], limit)
 
-    body = _Grid(tile, len(images), 2 + len(columns), title)
-    for place, name in enumerate(["image", "counterfactual", *(c.name for c in columns)]):
-        body.head(place, name)
-    for row, (p, q) in enumerate(classes):
-        body.cell(row, 0, image_array(images[row]), p)
-        body.cell(row, 1, image_array(counterfactuals[row]), q)
-        for place, column in enumerate(columns, 2):
+    def panels(row: int) -> tuple[Panel, ...]:
+        p, q = classes[row]
+        maps = []
+        for column in columns:
             remark = column.remarks[row] if column.remarks else ""
             warning = bool(column.warnings and column.warnings[row])
-            body.cell(row, place, drawn(row, column), remark, warning=warning)
-    return _with_legend(body.canvas, columns, percentile, body.margin, body.line)
+            maps.append(Panel(drawn(row, column), remark, warning))
+        images_of_row = (image_array(images[row]), image_array(counterfactuals[row]))
+        return (Panel(images_of_row[0], p), Panel(images_of_row[1], q), *maps)
+
+    grid = Grid(
+        tuple(panels(row) for row in range(len(images))),
+        title,
+        headings=("image", "counterfactual", *(column.name for column in columns)),
+    )
+    return _with_legend(draw(grid, tile), columns, percentile)
 
 
 def _with_legend(
     body: Image.Image,
     columns: Sequence[HeatmapColumn],
     percentile: float,
-    margin: int,
-    line: int,
+    margin: int = 18,
+    line: int = 18,
 ) -> Image.Image:
     """Add a colour bar for each group of columns whose colours mean the same."""
     named: dict[Signs, list[str]] = {}
@@ -157,50 +162,6 @@ def _with_legend(
         top += int(1.6 * line)
     pen.text((margin, top), note, MUTED, small)
     return whole
-
-
-class _Grid:
-    """Images in rows and columns under headings, each with a caption."""
-
-    def __init__(self, tile: int, rows: int, columns: int, title: str) -> None:
-        self.tile = tile
-        self.line = tile // 6
-        self.gap, self.margin = tile // 10, tile // 6
-        self.small, self.large = font(int(0.72 * self.line)), font(self.line)
-        self.title = 2 * self.line if title else 0
-        width = 2 * self.margin + columns * (tile + self.gap) - self.gap
-        width = max(width, 2 * self.margin + int(self.large.getlength(title)))
-        height = self._top(rows) + self.gap
-        self.canvas = Image.new("RGB", (width, height), PAPER)
-        self.pen = ImageDraw.Draw(self.canvas)
-        self.pen.text((self.margin, self.margin), title, INK, self.large)
-
-    def _top(self, row: int) -> int:
-        head = self.margin + self.title + int(2.2 * self.line)
-        return head + row * (self.tile + int(1.3 * self.line) + self.gap)
-
-    def _left(self, place: int) -> int:
-        return self.margin + place * (self.tile + self.gap)
-
-    def head(self, place: int, name: str) -> None:
-        """Write the heading of a column, in two lines if it is wide."""
-        if self.small.getlength(name) > self.tile:
-            name = name.replace(" ", "\n", 1)
-        at = (self._left(place) + self.tile // 2, self._top(0) - self.line // 4)
-        self.pen.multiline_text(at, name, INK, self.small, anchor="md", align="center")
-
-    def cell(
-        self, row: int, place: int, array: Array, remark: str, *, warning: bool = False
-    ) -> None:
-        """Draw one image, enlarged to a square."""
-        left, top, tile = self._left(place), self._top(row), self.tile
-        large = max(array.shape[:2]) > tile
-        method = Image.Resampling.LANCZOS if large else Image.Resampling.NEAREST
-        square = ImageOps.pad(Image.fromarray(array), (tile, tile), method, color=PAPER)
-        self.canvas.paste(square, (left, top))
-        self.pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
-        at = (left + tile // 2, top + tile + self.line // 4)
-        self.pen.text(at, remark, WARNING if warning else MUTED, self.small, anchor="ma")
 
 
 def _check(

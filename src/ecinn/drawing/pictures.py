@@ -1,4 +1,4 @@
-"""Draw sheets, curves and films from arrays, numbers and names; knows no networks."""
+"""Draw images, curves and films from arrays, numbers and names; knows no networks."""
 
 import io
 import math
@@ -29,26 +29,6 @@ PERCENTILE = 99.5
 """Percentile of a map drawn in full colour: all but four pixels of a digit, twenty of a face."""
 
 Array = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """An image and its caption."""
-
-    array: Array
-    caption: str
-    warning: bool = False
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A grid of images under a title; every column holds one cell per row."""
-
-    title: str
-    caution: str
-    rows: tuple[tuple[str, str], ...]
-    """Name and description of each row."""
-    columns: tuple[tuple[Cell, ...], ...]
 
 
 def image_array(pixels: Tensor) -> Array:
@@ -126,52 +106,6 @@ def tile_for(side: int) -> int:
     return side * max(1, math.ceil(TILE / side))
 
 
-def draw(sheet: Sheet, tile: int = TILE) -> Image.Image:
-    """Draw a sheet, with images enlarged to squares of `tile` pixels."""
-    # The font size is fixed: a larger tile shows a larger image, not larger text.
-    gap, margin, line = tile // 10, 18, 18
-    small, normal, large = (font(size) for size in (12, 15, 18))
-    cells = [cell for column in sheet.columns for cell in column]
-    captions = [words for cell in cells for words in cell.caption.splitlines()]
-    lines = max((cell.caption.count("\n") + 1 for cell in cells), default=1)
-    remarks = [words for _, remark in sheet.rows for words in remark.splitlines()]
-    widest = max((small.getlength(words) for words in remarks), default=0.0)
-    names_width = max(134, int(widest) + gap)
-    widest = max((small.getlength(words) for words in captions), default=0.0)
-    column_width = max(tile, int(widest))
-    pitch_x, pitch_y = column_width + gap, tile + int(1.2 * line) + (lines - 1) * 15 + gap
-    inside = max(
-        names_width + len(sheet.columns) * pitch_x - gap, int(large.getlength(sheet.title)) + 1
-    )
-    caution = _wrapped(sheet.caution, small, inside)
-    width, header = 2 * margin + inside, 36 + line * len(caution)
-    height = 2 * margin + header + len(sheet.rows) * pitch_y - gap
-    canvas = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(canvas)
-    pen.text((margin, margin), sheet.title, INK, large)
-    for number, words in enumerate(caution):
-        pen.text((margin, margin + (1.5 + number) * line), words, WARNING, small)
-    tops = [margin + header + row * pitch_y for row in range(len(sheet.rows))]
-    for top, (name, remark) in zip(tops, sheet.rows, strict=True):
-        pen.text((margin, top + tile // 2 - line), name, INK, normal)
-        pen.multiline_text((margin, top + tile // 2 + 2), remark, MUTED, small)
-    for number, column in enumerate(sheet.columns):
-        left = margin + names_width + number * pitch_x + (column_width - tile) // 2
-        for top, cell in zip(tops, column, strict=True):
-            canvas.paste(_enlarge(cell.array, tile), (left, top))
-            pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
-            colour = WARNING if cell.warning else INK
-            pen.multiline_text(
-                (left + tile // 2, top + tile + 4),
-                cell.caption,
-                colour,
-                small,
-                anchor="ma",
-                align="center",
-            )
-    return canvas
-
-
 @dataclass(frozen=True)
 class Curves:
     """Probabilities of all classes over α, two of them highlighted."""
@@ -229,7 +163,7 @@ def film_frame(array: Array, curves: Curves, step: int) -> Image.Image:
     plot = draw_curves(curves, step)
     side = 280
     canvas = Image.new("RGB", (plot.width, side + 24 + plot.height), PAPER)
-    canvas.paste(_enlarge(array, side), ((plot.width - side) // 2, 12))
+    canvas.paste(enlarge(array, side), ((plot.width - side) // 2, 12))
     canvas.paste(plot, (0, side + 24))
     return canvas
 
@@ -252,18 +186,7 @@ def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -
     return buffer.getvalue()
 
 
-def _wrapped(words: str, letters: ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Break text into lines that fit the width."""
-    lines: list[str] = []
-    for word in words.split():
-        if lines and letters.getlength(f"{lines[-1]} {word}") <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
-
-
-def _enlarge(array: Array, tile: int) -> Image.Image:
+def enlarge(array: Array, tile: int) -> Image.Image:
     """Fit an image into a square: small ones keep sharp pixels, larger ones are resampled."""
     image = Image.fromarray(array)
     longest = max(image.size)

@@ -16,8 +16,7 @@ from ecinn.classifier.out_of_distribution import REASONS
 from ecinn.drawing import pictures
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.reading import Reading
-from ecinn.pixels import Images as Images
-from ecinn.pixels import to_uint8
+from ecinn.pixels import Images, to_uint8
 
 PerPair = Float[Tensor, "batch targets"]
 PerPairImages = Float[Tensor, "batch targets channels height width"]
@@ -172,12 +171,13 @@ class Explanation:
         Args:
             index: which image; by default all of them, one sheet below the other.
         """
+        from ecinn.drawing.grid import draw
         from ecinn.explanation.sheet import explanation_sheet
 
         rows = range(len(self)) if index is None else [index]
         tile = pictures.tile_for(self.x.shape[-1])
         return pictures.below_each_other(
-            [pictures.draw(explanation_sheet(self, row), tile) for row in rows]
+            [draw(explanation_sheet(self, row), tile) for row in rows]
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """An explanation as a sheet of pictures with captions."""
 
 from ecinn.drawing import pictures
-from ecinn.drawing.pictures import Cell, Sheet, percent
+from ecinn.drawing.grid import Grid, Panel
+from ecinn.drawing.pictures import percent
 from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_uint8
 
 
-def explanation_sheet(e: Explanation, row: int) -> Sheet:
+def explanation_sheet(e: Explanation, row: int) -> Grid:
     """Lay out one image: input, tipping point, counterfactual and heatmap for every target."""
     p = int(e.p[row])
     name = e.class_names[p]
@@ -15,10 +16,12 @@ def explanation_sheet(e: Explanation, row: int) -> Sheet:
     end = ("convincing", "predicted as the target")
     if e.confidence is not None:
         end = ("as requested", f"{100 * e.confidence:g} % for the target")
-    return Sheet(
+    columns = [_column(e, row, column) for column in range(e.q.shape[1])]
+    return Grid(
+        tuple(zip(*columns, strict=True)),
         title=f"Why is this “{name}”, and not {target}?",
         caution=f"Caution: this image is out of distribution ({reasons})." if reasons else "",
-        rows=(
+        names=(
             ("input", f"{name}  {percent(float(e.posterior[row, p]))}"),
             ("tipping point", f"“{name}” and the target\ntie before rounding"),
             end,
@@ -28,7 +31,6 @@ def explanation_sheet(e: Explanation, row: int) -> Sheet:
                 f"full colour: ±{scale(e.heatmap_limit(row))}\nbelow it: alpha",
             ),
         ),
-        columns=tuple(_column(e, row, column) for column in range(e.q.shape[1])),
     )
 
 
@@ -42,7 +44,7 @@ def scale(limit: float) -> str:
     return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
 
 
-def _column(e: Explanation, row: int, column: int) -> tuple[Cell, ...]:
+def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
     names, q = e.class_names, int(e.q[row, column])
     alphas = f"tips {e.alpha_0[row, column]:.2f}, ends {e.alpha[row, column]:.2f}"
     shown = int(e.convincing_certificate.winner[row, column])
@@ -52,17 +54,17 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Cell, ...]:
     share = float(e.convincing_certificate.verdict[row, column, shown])
     heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))
     return (
-        Cell(pictures.image_array(to_uint8(e.x[row])), f"to {names[q]}"),
-        Cell(
+        Panel(pictures.image_array(to_uint8(e.x[row])), f"to {names[q]}"),
+        Panel(
             pictures.image_array(e.stored_tipping_point[row, column]),
             *_tipping_caption(e, row, column),
         ),
-        Cell(
+        Panel(
             pictures.image_array(e.stored_convincing[row, column]),
             f"{names[shown]}  {percent(share)}",
             missed,
         ),
-        Cell(heatmap, alphas),
+        Panel(heatmap, alphas),
     )
 
 

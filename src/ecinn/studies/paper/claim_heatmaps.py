@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmaps, heatmaps
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
-from ecinn.explanation.result import Images
 from ecinn.metrics.heatmaps import blurred, noise_like
 from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
 from ecinn.model import Model
-from ecinn.pixels import to_pixels
+from ecinn.pixels import Images, to_pixels
 from ecinn.studies.benchmark.heatmap_measures import LABELS, Reader, noisiness, verdict
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs
