@@ -1,4 +1,4 @@
-"""What tests of the paper's figures and claims share."""
+"""Builders and readers for tests of the paper's figures and claims."""
 
 import contextlib
 import dataclasses
@@ -8,20 +8,18 @@ import zlib
 from torch import Tensor
 
 from ecinn.pixels import to_pixels
-from ecinn.studies.paper.claim_measures import (
-    Sample,
-)
+from ecinn.studies.paper.measuring import Sample
 
 
 def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
-    """The same sample whose convincing counterfactuals are these 8-bit images."""
+    """Replace the convincing counterfactuals of a sample by these 8-bit images."""
     (part,) = sample.parts
     part = dataclasses.replace(part, convincing=to_pixels(images)[:, None])
     return dataclasses.replace(sample, parts=(part,))
 
 
 def pdf_contents(data: bytes) -> bytes:
-    """What the pages' streams say."""
+    """Return the decompressed streams of all pages."""
     contents = b""
     for start in re.finditer(rb"stream\r?\n", data):
         with contextlib.suppress(zlib.error):
@@ -32,7 +30,7 @@ def pdf_contents(data: bytes) -> bytes:
 
 
 def pdf_text(data: bytes) -> str:
-    """Everything that is shown by a text operator of any page."""
+    """Return all text that the pages show."""
     words = b""
     for shown in re.findall(rb"\[(.*?)\]\s+TJ|(\(.*?\))\s+Tj", pdf_contents(data), re.DOTALL):
         words += b"".join(re.findall(rb"\((.*?)(?<!\\)\)", b"".join(shown), re.DOTALL))

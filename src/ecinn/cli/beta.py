@@ -1,32 +1,23 @@
-"""`ecinn beta`: train a model for every β of Figure 10 and keep what the figure shows."""
+"""`ecinn beta`: train a model for every β of Figure 10 and keep the results it shows."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from ecinn.classifier.checkpoint import (
-    MODEL_FILE,
-    Checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
-from ecinn.classifier.recipes import Recipe
-from ecinn.cli.app import Device, app, device_name, err, out, plain
-from ecinn.cli.progress import bars, load_images, training_bar
-from ecinn.data.dataset import Dataset
+from ecinn.cli.app import Device, app, err, out, plain
+from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.files import output_folder
-from ecinn.model import Model
-from ecinn.progress import Progress
-from ecinn.studies.judges import load_judges
-from ecinn.studies.paper import beta_models
-from ecinn.training import loop as training
-from ecinn.training.evaluation import evaluate
+
+if TYPE_CHECKING:
+    import torch
+
+    from ecinn.classifier.checkpoint import Checkpoint
+    from ecinn.classifier.recipes import Recipe
+    from ecinn.data.dataset import Dataset
+    from ecinn.progress import Progress
+    from ecinn.studies.paper.beta_models import Jury
 
 
 @app.command()
@@ -34,59 +25,71 @@ def beta(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for models and results.")],
     betas: Annotated[
         list[float] | None,
-        typer.Option("--beta", help="One β; repeat it for more. Eight from 0.02 to 50 if none."),
+        typer.Option("--beta", help="One β; repeat for more. Default: eight from 0.02 to 50."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many training and test images.")
+        int | None, typer.Option(min=1, help="Use only the first training and test images.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the digits that are shown.")] = 0,
+    seed: Annotated[int, typer.Option(help="Selects the digits that are shown.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Train models at ascending β for Figure 10; run again, it goes on where it stopped."""
-    chosen = torch.device(device_name(device))
-    asked = sorted(set(betas or beta_models.BETAS))
-    wanted = [beta_models.settings(value, epochs) for value in asked]
-    train = load_images("mnist", "train").first(limit)
-    test = load_images("mnist", "test").first(limit)
+    """Train models at increasing β for Figure 10; run it again to continue."""
+    from ecinn.files import output_folder
+    from ecinn.flow.device import resolve_device
+    from ecinn.studies.judges import load_judges
+    from ecinn.studies.paper import beta_models
+
+    chosen = resolve_device(device)
+    values = sorted(set(betas or beta_models.BETAS))
+    recipes = [beta_models.settings(value, epochs) for value in values]
+    train, test = (load_images("mnist", split).first(limit) for split in ("train", "test"))
     places = beta_models.draw_digits(test, seed)
     jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
-    output_folder(out_dir)
-    results = out_dir / beta_models.FILE
-    earlier = _earlier(out_dir, asked, epochs, train, test)
+    results = output_folder(out_dir) / beta_models.FILE
+    earlier = _earlier(out_dir, values, epochs, train, test)
     models: list[Checkpoint] = []
     try:
-        for number, settings in enumerate(wanted, 1):
-            folder = out_dir / f"beta-{settings.beta:g}"
-            which = f"β = {settings.beta:g} ({number}/{len(wanted)})"
-            model = _finished(folder, settings, train, test)
+        for number, recipe in enumerate(recipes, 1):
+            folder = out_dir / f"beta-{recipe.beta:g}"
+            task = f"β = {recipe.beta:g} ({number}/{len(recipes)})"
+            model = _finished(folder, recipe, train, test)
             if model is None:
-                model = _train(settings, train, test, jury, folder, chosen, which)
+                model = _train(recipe, train, test, jury, folder, chosen, task)
             else:
-                err.print(f"{which}: trained already")
+                err.print(f"{task}: already trained")
             models.append(model)
             compared = beta_models.compare([*models, *earlier], test, places, chosen)
             beta_models.save(compared, results)
-            _say(model)
+            _print_result(model)
     except (KeyboardInterrupt, InterruptedRunError):
-        raise InterruptedRunError("interrupted; go on with the same command") from None
+        raise InterruptedRunError("interrupted; run the same command to continue") from None
     out.print(f"wrote {plain(str(results))}")
 
 
 def _earlier(
-    out_dir: Path, asked: list[float], epochs: int | None, train: Dataset, test: Dataset
-) -> list[Checkpoint]:
-    """Models of other β that lie there finished: they stay in the results."""
-    found = []
+    out_dir: Path, values: list[float], epochs: int | None, train: "Dataset", test: "Dataset"
+) -> list["Checkpoint"]:
+    """Load finished models of other β in the folder, which stay in the results."""
+    from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
+    from ecinn.studies.paper import beta_models
+
+    models = []
     for path in sorted(out_dir.glob(f"beta-*/{MODEL_FILE}")):
         value = load_checkpoint(path).recipe.beta
-        if value not in asked:
-            found.append(_finished(path.parent, beta_models.settings(value, epochs), train, test))
-    return [model for model in found if model is not None]
+        if value not in values:
+            recipe = beta_models.settings(value, epochs)
+            models.append(_finished(path.parent, recipe, train, test))
+    return [model for model in models if model is not None]
 
 
-def _finished(folder: Path, settings: Recipe, train: Dataset, test: Dataset) -> Checkpoint | None:
-    """The model that an earlier run trained and measured there."""
+def _finished(
+    folder: Path, recipe: "Recipe", train: "Dataset", test: "Dataset"
+) -> "Checkpoint | None":
+    """Load a model that an earlier run trained and measured."""
+    from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
+    from ecinn.studies.paper import beta_models
+
     path = folder / MODEL_FILE
     if not path.is_file():
         return None
@@ -94,59 +97,48 @@ def _finished(folder: Path, settings: Recipe, train: Dataset, test: Dataset) -> 
     if not model.metrics.keys() >= beta_models.MEASURED:
         return None
     images = (model.training["training_images"], model.metrics["n"])
-    if model.recipe != settings or images != (len(train), len(test)):
+    if model.recipe != recipe or images != (len(train), len(test)):
         raise InputError(f"{path} was trained with other settings: choose another folder")
     return model
 
 
 def _train(
-    settings: Recipe,
-    train: Dataset,
-    test: Dataset,
-    jury: beta_models.Jury,
+    recipe: "Recipe",
+    train: "Dataset",
+    test: "Dataset",
+    jury: "Jury",
     folder: Path,
-    device: torch.device,
-    which: str,
-) -> Checkpoint:
-    """Train, or go on, and measure; what was needed to go on is removed at the end."""
-    with _bar(which) as observe:
-        model = training.train(
-            settings, train, folder, device=device, resume=True, observe=observe
-        )
+    device: "torch.device",
+    task: str,
+) -> "Checkpoint":
+    """Train or continue, measure, and remove the state that is only needed to continue."""
+    from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
+    from ecinn.model import Model
+    from ecinn.training import loop
+    from ecinn.training.evaluation import evaluate
+
     with bars() as observe:
-        result = evaluate(Model(model, device), test, observe=observe)
-        judged = jury.say(Model(model, device))
+
+        def observe_task(progress: "Progress") -> None:
+            observe(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
+
+        model = loop.train(recipe, train, folder, device=device, resume=True, observe=observe_task)
+        result = evaluate(Model(model, device), test, observe=observe_task)
+        judged = jury.judge(Model(model, device))
     model.classifier.cpu()
     metrics = dataclasses.asdict(result) | dataclasses.asdict(judged)
     model = dataclasses.replace(model, metrics=metrics)
     save_checkpoint(model, folder / MODEL_FILE)
-    for name in training.STATE_FILES:
+    for name in loop.STATE_FILES:
         (folder / name).unlink(missing_ok=True)
     return model
 
 
-def _say(model: Checkpoint) -> None:
+def _print_result(model: "Checkpoint") -> None:
     metrics = model.metrics
     out.print(
-        f"β = {model.recipe.beta:g}: {100 * (1 - metrics['error']):.2f} % right, "
+        f"β = {model.recipe.beta:g}: {100 * (1 - metrics['error']):.2f} % correct, "
         f"{metrics['bits_per_dim']:.3f} bits/dim, {100 * metrics['reached_q']:.2f} % reach q, "
         f"the oracle reads q in {metrics['convinced']} of {metrics['judged']}, "
         f"Fréchet distance {metrics['frechet']:.2f}"
     )
-
-
-@contextmanager
-def _bar(which: str) -> Iterator[Callable[[Progress], None]]:
-    """Epoch, loss, error and speed under a bar."""
-    with training_bar() as show:
-
-        def observe(p: Progress) -> None:
-            f = p.figures
-            words = (
-                f"{which}, epoch {f['epoch']}/{f['epochs']}  loss {f['loss']:.3f}  "
-                f"bits/dim {f['bits_per_dim']:.3f}  error {100 * f['error']:.2f} %  "
-                f"{f['images_per_second']:,.0f} images/s"
-            )
-            show(words, p.done, p.total, None)
-
-        yield observe

@@ -20,7 +20,7 @@ class Estimate(Protocol):
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a head, rows of the same length, and notes below them."""
+    """A head, rows of the same length, notes below them, and a title unless it is empty."""
 
     title: str
     head: tuple[str, ...]
@@ -38,7 +38,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in GitHub's flavour of Markdown; cells may hold Markdown themselves."""
-        lines = [f"## {self.title}", ""]
+        lines = [f"## {self.title}", ""] if self.title else []
         if self.head:
             lines += [_line(self.head), "|---|" + "---:|" * (len(self.head) - 1)]
             lines += [*(_line(row) for row in self.rows), ""]

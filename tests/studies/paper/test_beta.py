@@ -1,4 +1,4 @@
-"""Models at ascending β: what is kept of them, the command, Figure 10."""
+"""Models at increasing β: their results, the command, the claim, Figure 10."""
 
 import dataclasses
 from pathlib import Path
@@ -21,11 +21,12 @@ from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
 from ecinn.studies.judges import Judges, load_judges, scaled
-from ecinn.studies.paper import beta_models, style, trade_off
+from ecinn.studies.paper import beta_models, claims_faces, style
+from ecinn.studies.paper import figures_beta as trade_off
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.beta_models import Jury, TradeOff
-from ecinn.studies.paper.claim_trade_off import falling, trade_off_found
-from ecinn.studies.paper.claim_trade_off import trade_off as claim_of
+from ecinn.studies.paper.claim import Claim, claim_of, entries, unmeasured
+from ecinn.studies.paper.claims_faces import falling, measure_trade_off
 from ecinn.training import loop as training
 from helpers.builders import randomise
 from helpers.command_line import run
@@ -84,6 +85,10 @@ def result(betas: int = 8) -> TradeOff:
         already=torch.zeros((betas, 18), dtype=torch.bool),
         reached=torch.ones((betas, 18), dtype=torch.bool),
     )
+
+
+def judged(trade_off: TradeOff) -> Claim:
+    return claim_of(claims_faces.trade_off(trade_off))
 
 
 def test_digits_are_of_every_other_class_and_drawn_by_the_seed(test_digits: Dataset) -> None:
@@ -170,7 +175,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     read = trained.predict(test_digits.images[:30]).argmax(1)
     q = (read + torch.arange(30) % 3) % 10  # every third is read as its target already
     features = judges.features(test_digits.images)
-    said = Jury(judges, test_digits.images[:30], q, features).say(trained)
+    said = Jury(judges, test_digits.images[:30], q, features).judge(trained)
     stored = [
         trained.explain(test_digits.images[k], int(q[k])).stored_convincing[0, 0]
         for k in range(30)
@@ -193,7 +198,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
 
 def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
-    trained, random = jury.say(load("mnist")), jury.say(Model(model(tiny, 1.0, 0)))
+    trained, random = jury.judge(load("mnist")), jury.judge(Model(model(tiny, 1.0, 0)))
     assert trained.convinced / trained.judged > 0.9
     assert random.convinced / random.judged < 0.5
     assert trained.frechet < random.frechet
@@ -230,17 +235,19 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
         *(1500 - 9 * k for k in range(n - near - 1)),
     )
     balanced = dataclasses.replace(result(), error=errors, convinced=convinced, judged=(1900,) * n)
-    claim = claim_of(balanced)
+    claim = judged(balanced)
     assert claim.verdict == "supported"
     assert claim.measured.startswith(
-        f"{n} models, 12 epochs of 60,000 digits each, judged on 10,000. Holds: errors fall"
+        f"{n} models were trained for 12 epoch(s) on 60,000 digits each and judged on 10,000. "
+        "What holds: errors decrease"
     )
-    assert "Does not hold" not in claim.measured
-    assert f"at β = 1.4265, where the oracle reads {100 * 1802 / 1900:.1f} %" in claim.measured
-    assert claim.detail.count("\n") == 1 + n
+    assert claim.measured.endswith("What does not hold: nothing.")
+    assert f"for the best model ({100 * 1802 / 1900:.1f} %" in claim.measured
+    assert "at β = 1.4265 the error" in claim.measured
+    assert claim.table.count("\n") == 1 + n
     worse = dataclasses.replace(balanced, frechet=balanced.frechet[::-1])
-    assert claim_of(worse).verdict == "partly"
-    held, failed = claim_of(worse).measured.split("Does not hold: ")
+    assert judged(worse).verdict == "partly"
+    held, failed = judged(worse).measured.split("What does not hold: ")
     assert "Fréchet" in failed
     assert "errors" not in failed
     assert held.count(";") == 3
@@ -250,17 +257,17 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
         convinced=(1000, 1010, 1020, 1030, 1400, 1500, 1600, 1700),
         frechet=balanced.frechet[::-1],
     )
-    assert claim_of(backwards).verdict == "refuted"
+    assert judged(backwards).verdict == "refuted"
 
 
 def test_near_one_is_told_by_the_ratio() -> None:
     """1.6 is nearer to one than a half is; its difference is not."""
     two = dataclasses.replace(result(2), beta=(0.5, 1.6), reached_q=(0.971, 0.5))
-    claim = claim_of(two)
-    assert "at β = 1.6," in claim.measured
-    assert "at β = 0.5," not in claim.measured
-    assert "| 0.5 |" in claim.detail
-    assert "| 97.10 % |" in claim.detail
+    claim = judged(two)
+    assert "at β = 1.6 the" in claim.measured
+    assert "at β = 0.5 the" not in claim.measured
+    assert "| 0.5 |" in claim.table
+    assert "| 97.10 % |" in claim.table
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(None, MNIST_BETA.epochs), (3, 3)])
@@ -271,11 +278,13 @@ def test_settings_are_the_experiments_but_for_what_is_asked(epochs, trained) -> 
 
 def test_the_claim_is_untested_without_models(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
-    claim = trade_off_found(None)
+    assert not list(measure_trade_off(Context()))
+    claim = unmeasured(entries()["beta"])
     assert claim.verdict == "untested"
     assert "--beta DIR" in claim.measured
     beta_models.save(result(), tmp_path / beta_models.FILE)
-    assert trade_off_found(tmp_path).verdict != "untested"
+    (measured,) = measure_trade_off(Context(beta=tmp_path))
+    assert claim_of(measured).verdict != "untested"
 
 
 def test_falling_counts_pairs() -> None:
@@ -359,18 +368,18 @@ def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
 def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> None:
     beta_models.save(result(), tmp_path / beta_models.FILE)
     context = Context(beta=tmp_path)
-    made = trade_off.FIGURE_10.make(context)
+    made = trade_off.figure_10(context)
     assert set(made.figures) == {"figure-10"}
     numbers = made.data["figure-10"]["models"]
     assert [row["beta"] for row in numbers] == list(beta_models.BETAS)
     assert numbers[0]["error"] == 0.05
     assert (numbers[1]["judged"], numbers[1]["convinced"]) == (1901, 1750)
     assert (
-        "test error from 0.62 to 5.00 % and exact bits/dim from 3.00 to 3.70"
+        "test error from 0.62 % to 5.00 % and exact bits/dim from 3.00 to 3.70"
         in (made.captions["figure-10"])
     )
     assert "(training epochs: 12;" in made.captions["figure-10"]
-    more = trade_off.SUPPLEMENT_10.make(context)
+    more = trade_off.supplement_10(context)
     (page,) = more.books["supplement-10"]
     assert made.data["figure-10"]["test_images_shown"] == list(range(9))
     assert more.data["supplement-10"]["test_images_shown"] == list(range(9, 18))
@@ -380,7 +389,7 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
     assert not any((a == b).all() for a, b in zip(first, further, strict=True))
     monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
     with pytest.raises(InputError, match="ecinn beta"):
-        trade_off.FIGURE_10.make(Context())
+        trade_off.figure_10(Context())
 
 
 def test_what_is_reached_is_counted_on_its_own_page() -> None:

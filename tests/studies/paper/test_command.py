@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from ecinn.errors import InputError
-from ecinn.studies.paper import beta_models, registry, style
+from ecinn.studies.paper import artefact as registry
+from ecinn.studies.paper import beta_models, style
 from ecinn.studies.paper.artefact import Artefact, Context, Made
 from helpers.command_line import fails, run
 from helpers.paper import pdf_text
@@ -74,7 +75,7 @@ def test_all_skips_what_needs_faces_in_one_line_and_makes_the_rest() -> None:
     page = Path("here/README.md").read_text()
     assert "caption of figure-2" in page
     assert "paper on figure-2" in page
-    assert "figure-1: faces are needed" in page
+    assert "figure-1: needs faces" in page
     assert "here/README.md" in stdout
 
 
@@ -94,7 +95,7 @@ def test_figure_10_is_skipped_in_one_line_where_its_models_are_missing() -> None
     assert line.startswith("skipped figure-10, supplement-10: ")
     assert "--beta DIR" in line
     assert "ecinn beta" in line
-    assert "figure-10: models at ascending β" in Path("here/README.md").read_text()
+    assert "figure-10: needs models at increasing β" in Path("here/README.md").read_text()
     assert "--beta DIR" in fails("paper", "figure-10", "--out", "no")
     assert not Path("no").exists()
     assert "needs --beta" in run("paper", "list")[1]
@@ -129,7 +130,7 @@ def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
     (line,) = [line for line in stderr.splitlines() if line.startswith("skipped")]
     assert line.startswith("skipped figure-9b: ")
     assert "--inception DIR" in line
-    assert "figure-9b: Inception-V3" in Path("here/README.md").read_text()
+    assert "figure-9b: needs Inception-V3" in Path("here/README.md").read_text()
     assert "skipped figure-9b" in run("paper", "figure-9", "--out", "one")[2]
 
 
@@ -196,7 +197,7 @@ def test_of_some_names_those_that_can_be_made_are_made() -> None:
     code, stdout, stderr = run("paper", "figure-1", "figure-2", "--out", "here")
     assert code == 1
     assert "figure-2" in stdout
-    assert stderr.splitlines()[-1].startswith("error: figure-1 could not be made")
+    assert stderr.splitlines()[-1].startswith("error: could not make figure-1")
     assert "--celeba DIR" in stderr
     assert Path("here/figure-2.pdf").is_file()
 
@@ -206,8 +207,8 @@ def test_one_that_fails_does_not_keep_the_others_from_being_made(artefacts, monk
     monkeypatch.setattr(registry, "ARTEFACTS", (broken, simple("figure-4")))
     code, _, stderr = run("paper", "all", "--out", "here")
     assert code == 1
-    assert "not made: figure-3: there is no such thing" in stderr
-    assert stderr.splitlines()[-1].startswith("error: figure-3 could not be made")
+    assert "failed figure-3: there is no such thing" in stderr
+    assert stderr.splitlines()[-1].startswith("error: could not make figure-3")
     assert Path("here/figure-4.pdf").is_file()
     assert not Path("here/figure-3.pdf").exists()
     assert "figure-3: there is no such" in Path("here/README.md").read_text()
@@ -227,14 +228,23 @@ def test_the_command_line_starts_without_matplotlib() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
+def without_matplotlib(*arguments: str) -> subprocess.CompletedProcess:
     code = (
-        "import sys; sys.modules['matplotlib'] = None; sys.argv = ['ecinn', 'paper', 'list'];"
+        f"import sys; sys.modules['matplotlib'] = None; sys.argv = {['ecinn', *arguments]};"
         "import ecinn.cli; ecinn.cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_list_needs_no_matplotlib() -> None:
+    done = without_matplotlib("paper", "list")
+    assert done.returncode == 0, done.stderr
+    assert "figure-10" in done.stdout
+
+
+def test_a_figure_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    done = without_matplotlib("paper", "figure-3", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "ecinn[paper]" in done.stderr
     assert "Traceback" not in done.stderr

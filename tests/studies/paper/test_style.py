@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ecinn.studies.paper import grid, style
+from ecinn.studies.paper import style
 from helpers.paper import pdf_contents, pdf_text
 
 
@@ -60,8 +60,8 @@ def test_a_pdf_holds_images_pixel_by_pixel_and_words_as_words() -> None:
 
 def test_a_png_shows_every_pixel_as_an_equally_large_square() -> None:
     array = random_array(28, 28)
-    panels = (grid.Panel(array, "5: .97"), grid.Panel(array[::-1].copy(), "6: .98"))
-    figure = grid.draw(grid.Grid((panels,), ("input",), ("5 → 6", "5 → 7")), times=3)
+    panels = (style.Panel(array, "5: .97"), style.Panel(array[::-1].copy(), "6: .98"))
+    figure = style.draw_grid(style.Grid((panels,), ("input",), ("5 → 6", "5 → 7")), times=3)
     shown = np.asarray(Image.open(io.BytesIO(style.png_bytes(figure))).convert("RGB"))
     edges = np.array([image.get_extent() for image in figure.axes[0].images]) * style.DPI
     assert np.abs(edges - edges.round()).max() < 1e-6
@@ -79,7 +79,9 @@ def test_a_png_shows_every_pixel_as_an_equally_large_square() -> None:
 
 def test_the_same_figure_gives_the_same_bytes_and_no_date() -> None:
     def draw() -> tuple[bytes, bytes]:
-        figure = grid.draw(grid.Grid(((grid.Panel(random_array(8, 8), r"$\alpha_0$: .5"),),)))
+        figure = style.draw_grid(
+            style.Grid(((style.Panel(random_array(8, 8), r"$\alpha_0$: .5"),),))
+        )
         return style.pdf_bytes(figure), style.png_bytes(figure)
 
     assert draw() == draw()
@@ -96,14 +98,16 @@ def test_a_book_has_a_page_for_every_figure() -> None:
 
 def test_settings_come_back() -> None:
     before = dict(mpl.rcParams)
-    style.png_bytes(grid.draw(grid.Grid(((grid.Panel(random_array(4, 4), "x"),),))))
+    style.png_bytes(style.draw_grid(style.Grid(((style.Panel(random_array(4, 4), "x"),),))))
     assert dict(mpl.rcParams) == before
 
 
 def test_letters_are_legible_where_the_page_is_printed() -> None:
-    panels = tuple(grid.Panel(random_array(28, 28), "3: .43\n8: .44") for _ in range(9))
-    nine = grid.Grid((panels,) * 4, ("input", r"$\alpha_0$", r"$\alpha_1$", "$h$"), ("3 → 8",) * 9)
-    figure = grid.draw(nine)
+    panels = tuple(style.Panel(random_array(28, 28), "3: .43\n8: .44") for _ in range(9))
+    nine = style.Grid(
+        (panels,) * 4, ("input", r"$\alpha_0$", r"$\alpha_1$", "$h$"), ("3 → 8",) * 9
+    )
+    figure = style.draw_grid(nine)
     assert figure.get_size_inches()[0] <= style.COLUMN
     assert min(text.get_fontsize() for text in figure.axes[0].texts) >= 6
     figure.canvas.draw()
@@ -114,8 +118,8 @@ def test_letters_are_legible_where_the_page_is_printed() -> None:
 
 
 def test_ten_faces_fit_on_a_page() -> None:
-    panels = tuple(grid.Panel(random_array(64, 64), "¬cheekb.: >.99") for _ in range(10))
-    figure = grid.draw(grid.Grid((panels,), ("input",), ("→ ¬cheekb.",) * 10))
+    panels = tuple(style.Panel(random_array(64, 64), "¬cheekb.: >.99") for _ in range(10))
+    figure = style.draw_grid(style.Grid((panels,), ("input",), ("→ ¬cheekb.",) * 10))
     # As far apart as the page allows.
     assert figure.get_size_inches()[0] == pytest.approx(style.TEXT, abs=0.005)
     lefts = [image.get_extent()[:2] for image in figure.axes[0].images]
@@ -129,8 +133,8 @@ def test_ten_faces_fit_on_a_page() -> None:
 
 def test_captions_that_warn_have_another_colour() -> None:
     array = random_array(8, 8)
-    panels = grid.Panel(array, "as asked"), grid.Panel(array, "not so", warning=True)
-    (axes,) = grid.draw(grid.Grid((panels,))).axes
+    panels = style.Panel(array, "as asked"), style.Panel(array, "not so", warning=True)
+    (axes,) = style.draw_grid(style.Grid((panels,))).axes
     colours = {text.get_text(): text.get_color() for text in axes.texts}
     assert (colours["as asked"], colours["not so"]) == (style.INK, style.WARNING)
     assert style.INK != style.WARNING
@@ -138,8 +142,8 @@ def test_captions_that_warn_have_another_colour() -> None:
 
 def test_magnified_pixels_stand_left_of_their_image() -> None:
     array = random_array(28, 28)
-    panel = grid.Panel(array, magnified=array[:10, :2])
-    figure = grid.draw(grid.Grid(((panel,),)), times=5)
+    panel = style.Panel(array, magnified=array[:10, :2])
+    figure = style.draw_grid(style.Grid(((panel,),)), times=5)
     image, strip = figure.axes[0].images
     assert np.array_equal(strip.get_array(), array[:10, :2])
     left, right, bottom, top = strip.get_extent()

@@ -7,9 +7,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ecinn.studies.paper import digits, registry, style, supplement
-from ecinn.studies.paper.artefact import Context, Made
-from ecinn.studies.paper.draws import generator
+from ecinn.progress import Progress
+from ecinn.studies.paper import figures_digits as digits
+from ecinn.studies.paper import style, supplement
+from ecinn.studies.paper.artefact import ARTEFACTS, Context, Made
 
 
 @pytest.fixture(scope="module")
@@ -17,36 +18,34 @@ def context() -> Context:
     return Context(seed=0)
 
 
-def by_name(name: str) -> supplement.Artefact:
-    return next(artefact for artefact in supplement.SUPPLEMENT if artefact.name == name)
-
-
 def test_there_is_one_of_every_figure_of_samples() -> None:
-    names = [artefact.name for artefact in registry.ARTEFACTS]
+    names = [artefact.name for artefact in ARTEFACTS]
     assert names[-10:] == [f"supplement-{figure}" for figure in range(1, 11)]
 
 
 def test_of_figure_3_shows_two_hundred_others(context) -> None:
-    made = by_name("supplement-3").make(context)
+    made = supplement.figure_3(context)
     pages = made.books["supplement-3"]
     assert len(re.findall(rb"/Type /Page\b", style.pdf_bytes(pages))) == len(pages) == 2
     assert sum(len(figure.axes[0].images) for figure in pages) == 2 * 200
     places = torch.tensor(made.data["supplement-3"])
     labels = context.data("fakemnist", "test").labels[places]
     assert torch.equal(labels, torch.arange(10).expand(20, 10))
-    own = [row["test_image"] for row in digits.FIGURE_3.make(context).data["figure-3"]]
+    own = [row["test_image"] for row in digits.figure_3(context).data["figure-3"]]
     assert own not in places.tolist()
 
 
 @pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
 def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
     monkeypatch.setattr(supplement, "SHEETS", sheets)
-    seen: list[tuple[str, int, int]] = []
-    watched = Context(observe=lambda *progress: seen.append(progress))
+    seen: list[Progress] = []
+    watched = Context(observe=seen.append)
     vars(watched).update(model=context.model, data=context.data)
     name = f"supplement-{figure}"
-    made = by_name(name).make(watched)
-    assert [progress[1:] for progress in seen] == [(n + 1, sheets) for n in range(sheets)]
+    made = getattr(supplement, f"figure_{figure}")(watched)
+    assert [(progress.done, progress.total) for progress in seen] == [
+        (n + 1, sheets) for n in range(sheets)
+    ]
     numbers = made.data[name]
     assert [len(sheet) for sheet in numbers] == [9] * sheets
     assert all(row["p"] != row["q"] for sheet in numbers for row in sheet)
@@ -67,7 +66,7 @@ def test_of_figure_6_two_sheets_go_into_every_digit(context, monkeypatch) -> Non
     targets = []
     monkeypatch.setattr(digits, "all_to_one", lambda m, d, target, draws: targets.append(target))
     monkeypatch.setattr(supplement, "_book", lambda name, title, shown: Made())
-    by_name("supplement-6").make(context)
+    supplement.figure_6(context)
     assert targets == [digit for digit in range(10) for _ in range(2)]
 
 
@@ -80,7 +79,7 @@ def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatc
         return found, figure, 17
 
     monkeypatch.setattr(supplement, "projected", projected)
-    made = by_name("supplement-2").make(context)
+    made = supplement.figure_2(context)
     assert len(made.books["supplement-2"]) == 9
     assert len(set(asked)) > 6
     assert made.data["supplement-2"] == [
@@ -93,5 +92,5 @@ def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatc
 def test_draws_are_others_than_the_figures(seed) -> None:
     given = Context(seed=seed)
     for figure in range(1, 11):
-        own, further = generator(given, figure), supplement._draws(given, figure)
+        own, further = given.generator(figure), supplement.generator_for(given, figure)
         assert own.initial_seed() != further.initial_seed()

@@ -1,62 +1,80 @@
-"""A figure or table of the paper: its name, what it needs, and how it is made."""
+"""Figures, tables and claims of the paper: name, needs, and the files they become.
+
+They are listed in `artefacts.toml`. Modules that draw are imported when an artefact is made, so
+that the list needs no matplotlib.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.figure import Figure
+import torch
 
 from ecinn.data.dataset import Dataset, Split, load_dataset
+from ecinn.files import atomic_write
 from ecinn.model import Model, load
+from ecinn.progress import Observer, ignore
+from ecinn.studies.benchmark.record import write_json, write_text
+from ecinn.studies.paper.words import fill, read_toml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+else:
+    Figure = Any
 
 Need = Literal["faces", "inception", "beta"]
-"""What may not be in the package: CelebA's pictures, what `ecinn inception` wrote, and what
-`ecinn beta` did."""
+"""Data that may be missing: pictures of CelebA, networks that `ecinn inception` trained, and
+results of `ecinn beta`."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What is given to all of them."""
+    """Settings and data that all artefacts are made from."""
 
     seed: int = 0
     celeba: Path | None = None
     """Folder of CelebA."""
     inception: Path | None = None
-    """Folder of what `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
+    """Folder of the networks that `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
     beta: Path | None = None
-    """Folder of what `ecinn beta` wrote; None: what ships of it, if anything."""
+    """Folder that `ecinn beta` wrote; None for the shipped results."""
     device: str = "cpu"
-    observe: Callable[[str, int, int], None] = lambda what, done, total: None
+    observe: Observer = ignore
 
     @cached_property
     def model(self) -> Callable[[str], Model]:
-        """A shipped model by its name, read once."""
+        """Load a shipped model by name, once."""
         return cache(lambda name: load(name, self.device))
 
     @cached_property
     def data(self) -> Callable[[str, Split], Dataset]:
-        """The images of a data set, read once."""
+        """Load the images of a dataset, once."""
         return cache(lambda dataset, split: load_dataset(dataset, split, self.celeba))
+
+    def generator(self, figure: int) -> torch.Generator:
+        """Return the random draws of one figure, the same whether or not others are made."""
+        return torch.Generator().manual_seed(1000 * self.seed + figure)
 
 
 @dataclass(frozen=True)
 class Made:
-    """What came out, by the stem of the file it is written to."""
+    """The content of an artefact, by the stem of the file it is written to."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
     """Written as PDF and PNG."""
     books: Mapping[str, Sequence[Figure]] = field(default_factory=dict)
     """Written as PDF, a page for every figure."""
     pages: Mapping[str, str] = field(default_factory=dict)
-    """Markdown."""
+    """Written as Markdown."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Written as JSON: what a figure shows, or a table's numbers."""
+    """Numbers behind a figure or table, written as JSON."""
     captions: Mapping[str, str] = field(default_factory=dict)
-    """What stands below a figure in the list of all that was made; Markdown."""
+    """Markdown below a figure in the list of all artefacts."""
     skipped: Mapping[str, Need] = field(default_factory=dict)
-    """Parts that were left out, and what they lack."""
+    """Parts that were left out, and what they need."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +84,101 @@ class Artefact:
     name: str
     """As in `ecinn paper NAME`."""
     title: str
-    """What it shows, in a line."""
     make: Callable[[Context], Made]
     needs: frozenset[Need] = frozenset()
     reported: str = ""
-    """What the paper shows and says there, in a sentence or two."""
+    """What the paper shows and says there."""
+
+
+def read_artefacts() -> tuple[Artefact, ...]:
+    """Read all artefacts in the order of the paper."""
+    return tuple(
+        Artefact(
+            name,
+            about["title"],
+            _maker(about["make"]),
+            frozenset(about.get("needs", ())),
+            about.get("reported", ""),
+        )
+        for name, about in read_toml("artefacts.toml").items()
+        if "make" in about
+    )
+
+
+def caption(name: str, **values: Any) -> str:  # noqa: ANN401
+    """Fill in the caption of an artefact."""
+    return fill(read_toml("artefacts.toml")[name]["caption"], values)
+
+
+def _maker(function: str) -> Callable[[Context], Made]:
+    module, _, name = function.partition(".")
+
+    def make(context: Context) -> Made:
+        made: Made = getattr(import_module(f"ecinn.studies.paper.{module}"), name)(context)
+        return made
+
+    return make
+
+
+ARTEFACTS = read_artefacts()
+
+
+def command(names: str, context: Context) -> str:
+    """Return the command that makes the same files again, without the user's folders."""
+    given = {"celeba": context.celeba, "inception": context.inception, "beta": context.beta}
+    options = "".join(f" --{name} DIR" for name, folder in given.items() if folder is not None)
+    return f"ecinn paper {names} --out OUT{options} --seed {context.seed}"
+
+
+def write(artefact: Artefact, made: Made, folder: Path, context: Context) -> list[Path]:
+    """Write figures as PDF and PNG, books as PDF, pages as Markdown, and the numbers as JSON."""
+    files: list[tuple[Path, bytes]] = []
+    if made.figures or made.books:
+        from ecinn.studies.paper import style
+
+        for stem, figure in made.figures.items():
+            files.append((folder / f"{stem}.pdf", style.pdf_bytes(figure)))
+            files.append((folder / f"{stem}.png", style.png_bytes(figure)))
+        for stem, figures in made.books.items():
+            files.append((folder / f"{stem}.pdf", style.pdf_bytes(figures)))
+    # Everything is drawn before anything is written.
+    for path, data in files:
+        atomic_write(path, data)
+    written = [path for path, _ in files]
+    for stem, text in made.pages.items():
+        written.append(folder / f"{stem}.md")
+        write_text(written[-1], text)
+    for stem, numbers in made.data.items():
+        written.append(folder / f"{stem}.json")
+        record = {
+            "title": artefact.title,
+            "caption": made.captions.get(stem, ""),
+            "paper": artefact.reported,
+            "command": command(artefact.name, context),
+            "torch": torch.__version__,
+            "data": numbers,
+        }
+        write_json(written[-1], record)
+    return written
+
+
+def contents(
+    made: Sequence[tuple[Artefact, Made]], skipped: Mapping[str, str], made_with: str
+) -> str:
+    """List everything that was made on one Markdown page, with what the paper reports."""
+    parts = ["# The paper, made with our models", f"`{made_with}`"]
+    for artefact, content in made:
+        kind = artefact.name.replace("-", " ").capitalize()
+        parts.append(f"## {kind}: {artefact.title.removeprefix(f'{kind}: ')}")
+        for stem in content.figures:
+            parts.append(f"![{artefact.title}]({stem}.png)")
+            parts.append(f"{content.captions.get(stem, '')} ([PDF]({stem}.pdf))".strip())
+        for stem in content.books:
+            caption = content.captions.get(stem, artefact.title)
+            parts.append(f"[{stem}.pdf]({stem}.pdf): {caption}")
+        parts += [f"[{stem}.md]({stem}.md)" for stem in content.pages]
+        if artefact.reported:
+            parts.append(f"**In the paper:** {artefact.reported}")
+    if skipped:
+        parts += ["## Not made", *(f"- {name}: {reason}" for name, reason in skipped.items())]
+    return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Models trained at ascending β: what Figure 10 shows of them, in one small file."""
+"""Results of models trained at increasing β, which Figure 10 shows, in one small file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
-from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge
-from ecinn.studies.benchmark.quality import predicted_classes as read_as
+from ecinn.pixels import StoredImages
+from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge, predicted_classes
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
 BETAS = (0.02, 0.1, 0.5, 1.4265, 4.0, 10.0, 25.0, 50.0)
-"""The paper's β among others from 1/50 to 50."""
+"""The β of the paper, and others from 1/50 to 50."""
 TARGET = 3
-"""As in the paper's figure."""
+"""The target of the paper's figure."""
 ROUNDS = 2
-"""Digits of every other class: one for the figure, the rest for the supplement."""
+"""Digits per class: one for the figure, the rest for the supplement."""
 PAIRS = 2000
-"""Test digits, each with a random target, whose counterfactuals are judged."""
+"""Test digits with a random target each, whose counterfactuals are judged."""
 BATCH_SIZE = 250
 FILE = "trade_off.safetensors"
 SHIPPED = ASSETS / "paper" / FILE
@@ -37,39 +37,39 @@ SHIPPED = ASSETS / "paper" / FILE
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The same test digits explained by every model; models by ascending β."""
+    """The same test digits explained by every model, in the order of β."""
 
     beta: tuple[float, ...]
     error: tuple[float, ...]
-    """Share of test images whose prediction is not their label."""
+    """Share of misclassified test images."""
     bits_per_dim: tuple[float, ...]
     """Exact, on test images."""
     reached_q: tuple[float, ...]
-    """Share of test images whose α₁ counterfactual is read as a random target from 8 bits."""
+    """Share of test images whose stored α₁ counterfactual is read as a random target."""
     judged: tuple[int, ...]
-    """Random pairs of a test digit and another target, the same for every model, of which those
-    are left out whose digit the model reads as the target already."""
+    """Number of pairs of a test digit and a random target, the same for every model, without
+    those whose digit the model already reads as the target."""
     convinced: tuple[int, ...]
-    """In how many of them the oracle reads the stored α₁ counterfactual as the target."""
+    """Number of pairs whose stored α₁ counterfactual the oracle reads as the target."""
     frechet: tuple[float, ...]
     """Fréchet distance of these counterfactuals from the test images."""
     target: int
     places: tuple[int, ...]
-    """Of the digits among the test images."""
+    """Positions of the shown digits among the test images."""
     training: Mapping[str, int]
-    """Epochs, training images and test images of every model."""
+    """Numbers of epochs, training images and test images, the same for every model."""
     images: UInt8[Tensor, "images channels height width"]
     counterfactuals: UInt8[Tensor, "models images channels height width"]
-    """At α₁; black where there is none."""
+    """Stored images at α₁; black where the digit is already read as the target."""
     already: Bool[Tensor, "models images"]
-    """Whether the model reads the digit itself as the target: nothing is to be explained."""
+    """True where the model reads the digit itself as the target, so that nothing is explained."""
     reached: Bool[Tensor, "models images"]
-    """Whether the model reads its stored counterfactual as the target."""
+    """True where the model reads its stored counterfactual as the target."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What judges that took no part say of a model's counterfactuals, as `TradeOff` has it."""
+    """Verdicts of independent judges on the counterfactuals of one model, as in `TradeOff`."""
 
     judged: int
     convinced: int
@@ -80,14 +80,14 @@ MEASURED = frozenset(field.name for field in dataclasses.fields(Judged))
 
 
 def settings(beta: float, epochs: int | None = None) -> Recipe:
-    """How the model of this β is trained."""
+    """Return the recipe of the model with this β."""
     if not 0 < beta < float("inf"):
-        raise InputError(f"β is a finite number above 0, not {beta}")
+        raise InputError(f"β must be a finite number above 0, not {beta}")
     return dataclasses.replace(MNIST_BETA, beta=beta, epochs=epochs or MNIST_BETA.epochs)
 
 
 def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, " images"]:
-    """Places of random images, for every round one of each class but the target."""
+    """Draw one image of each class but the target per round; return their positions."""
     generator = torch.Generator().manual_seed(seed)
     columns = []
     for label in range(len(data.class_names)):
@@ -104,7 +104,7 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
 
 @dataclass(frozen=True)
 class Jury:
-    """The pairs that every model explains, and the judges of all counterfactuals."""
+    """The pairs that every model explains, and the judges of the counterfactuals."""
 
     judges: Judges
     images: UInt8[Tensor, "pairs channels height width"]
@@ -113,16 +113,16 @@ class Jury:
 
     @classmethod
     def assemble(cls, judges: Judges, data: Dataset, seed: int = 0) -> "Jury":
-        """Random test digits, and for each a random class that is not its label."""
+        """Draw random test digits, and for each a random class other than its label."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(data), generator=generator)[:PAIRS]
         classes = len(data.class_names)
         q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
         return cls(judges, data.images[rows], q, judges.features(data.images))
 
-    def say(self, model: Model) -> Judged:
-        """Of the α₁ counterfactuals on 8 bits of what the model does not read as q already."""
-        other = read_as(model, self.images) != self.q
+    def judge(self, model: Model) -> Judged:
+        """Judge the stored α₁ counterfactuals of digits that are not already read as q."""
+        other = predicted_classes(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
         stored = [
             model.explain(some, target[:, None], check=False).stored_convincing[:, 0].cpu()
@@ -141,10 +141,11 @@ def compare(
     device: torch.device,
     target: int = TARGET,
 ) -> TradeOff:
-    """Explain the same digits with every model; what was measured of each is in its checkpoint."""
+    """Explain the same digits with every model; the checkpoints hold the other measurements."""
     models = sorted(models, key=lambda checkpoint: checkpoint.recipe.beta)
     images = data.images[places]
-    explained = [_into(target, images, Model(checkpoint, device)) for checkpoint in models]
+    explained = [_explained(target, images, Model(checkpoint, device)) for checkpoint in models]
+    counterfactuals, already, reached = map(torch.stack, zip(*explained, strict=True))
     return TradeOff(
         beta=tuple(checkpoint.recipe.beta for checkpoint in models),
         error=_metric(models, "error"),
@@ -161,9 +162,9 @@ def compare(
             "test_images": int(models[0].metrics["n"]),
         },
         images=images,
-        counterfactuals=torch.stack([one.stored for one in explained]),
-        already=torch.stack([one.already for one in explained]),
-        reached=torch.stack([one.reached for one in explained]),
+        counterfactuals=counterfactuals,
+        already=already,
+        reached=reached,
     )
 
 
@@ -171,30 +172,21 @@ def _metric(models: Sequence[Checkpoint], name: str) -> tuple[float, ...]:
     return tuple(float(checkpoint.metrics[name]) for checkpoint in models)
 
 
-@dataclass(frozen=True)
-class _Explained:
-    """One model's row of `TradeOff`."""
-
-    stored: UInt8[Tensor, "images channels height width"]
-    already: Bool[Tensor, " images"]
-    reached: Bool[Tensor, " images"]
-
-
-def _into(
-    target: int, images: UInt8[Tensor, "images channels height width"], model: Model
-) -> _Explained:
-    """Explain what is not read as the target already."""
-    already = read_as(model, images) == target
+def _explained(
+    target: int, images: StoredImages, model: Model
+) -> tuple[StoredImages, Bool[Tensor, " images"], Bool[Tensor, " images"]]:
+    """Return stored counterfactuals, which digits are already read as the target, and success."""
+    already = predicted_classes(model, images) == target
     stored, reached = torch.zeros_like(images), torch.zeros_like(already)
     if not already.all():
         explanation = model.explain(images[~already], target)
         stored[~already] = explanation.stored_convincing[:, 0].cpu()
         reached[~already] = explanation.convincing_certificate.reached[:, 0].cpu()
-    return _Explained(stored, already, reached)
+    return stored, already, reached
 
 
 def save(result: TradeOff, path: Path) -> None:
-    """Write it at once or not at all."""
+    """Write the results in one step."""
     tensors = {name: getattr(result, name) for name in _TENSORS}
     about = {
         field.name: getattr(result, field.name)
@@ -205,16 +197,16 @@ def save(result: TradeOff, path: Path) -> None:
 
 
 def find(folder: Path | None) -> Path | None:
-    """The results in a folder that `ecinn beta` wrote, else those that ship, else None."""
+    """Return the results in a folder that `ecinn beta` wrote, else the shipped ones, else None."""
     if folder is None:
         return SHIPPED if SHIPPED.is_file() else None
     if not (folder / FILE).is_file():
-        raise InputError(f"no {FILE} in {folder}: give a folder that `ecinn beta --out` wrote")
+        raise InputError(f"no {FILE} in {folder}: give a folder that `ecinn beta --out` wrote to")
     return folder / FILE
 
 
 def read(path: Path) -> TradeOff:
-    """What `save` wrote."""
+    """Read the results that `save` wrote."""
     tensors, about = read_tensors(path)
     try:
         values: dict[str, Any] = {name: tensors[name] for name in _TENSORS}

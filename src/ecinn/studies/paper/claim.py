@@ -1,110 +1,133 @@
-"""A claim of the paper with what was measured of it here."""
+"""Claims of the paper: read from `claims.toml`, judged by votes, and put into words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
-from ecinn.auditing.measurement import Rate
+from ecinn.drawing.table import Table
 from ecinn.metrics.statistics import Interval
+from ecinn.studies.paper.words import fill, read_toml, show
 
 Verdict = Literal["supported", "partly", "refuted", "vague", "untested"]
 """Vague: the text leaves open what is meant. Untested: nothing was measured."""
+Votes = Sequence[bool]
 CLAIMS_COMMAND = "ecinn paper claims"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence, and what came out."""
+class Entry:
+    """A claim as `claims.toml` has it; the comment there explains the fields."""
 
     name: str
     section: str
-    """Of the paper."""
-    says: str
-    """In our words."""
+    sentence: str
+    measured: str
+    figure: str = ""
+    command: str = CLAIMS_COMMAND
+    verdict: Verdict | None = None
+    needs: str = ""
+    without: str = ""
+    untested: str = ""
+    thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The outcome of measuring one claim."""
+
+    name: str
+    numbers: Mapping[str, Any]
+    votes: Sequence[Votes] = ()
+    """Groups of votes; the worst group decides. None for a claim whose verdict is in the file."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """Further values that the report mentions."""
+    chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Phrases that the outcome selects, by their place in the report."""
+    rows: Sequence[Sequence[Any]] = ()
+    """Rows of the claim's table."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper with its verdict and a report of the measurement."""
+
+    name: str
+    section: str
+    sentence: str
     verdict: Verdict
     measured: str
-    """With intervals of 95 %."""
     figure: str = ""
-    """As in `ecinn paper NAME`; empty where none shows it."""
     command: str = CLAIMS_COMMAND
-    """What measures more of it, where anything does."""
+    thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    detail: str = ""
-    """A table, where a sentence does not hold it all."""
+    table: str = ""
 
 
-def of_share(share: Rate, wanted: float) -> Verdict:
-    """Supported where the interval lies above what is wanted, refuted where below one half."""
-    if share.low >= wanted:
-        return "supported"
-    return "refuted" if share.high < 0.5 else "partly"
+def document() -> dict[str, Any]:
+    """Return the parsed file: the introduction, the chapters and the claims."""
+    return read_toml("claims.toml")
 
 
-def of_votes(votes: Sequence[bool]) -> Verdict:
-    """Supported where all say yes, refuted where none does."""
-    if all(votes):
-        return "supported"
-    return "partly" if any(votes) else "refuted"
+@cache
+def entries() -> dict[str, Entry]:
+    """Return all claims by name, in the order of the file."""
+    return {name: Entry(name, **fields) for name, fields in document()["claim"].items()}
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Where all are needed: refuted before partly before supported."""
-    return min(verdicts, key=("refuted", "partly", "supported").index)
+def limits(name: str) -> dict[str, float]:
+    """Return the thresholds of a claim."""
+    return {key: float(limit["value"]) for key, limit in entries()[name].thresholds.items()}
 
 
-def percent(share: Rate, digits: int = 1) -> str:
-    """A share with Wilson's interval."""
-    middle, low, high = (f"{100 * v:.{digits}f}" for v in (share.share, share.low, share.high))
-    return f"{middle} % [{low}, {high}]"
+def share_votes(share: Interval, wanted: float) -> Votes:
+    """Vote on a share that must reach a threshold; below one half it is refuted."""
+    return share.low >= wanted, share.high >= 0.5
 
 
-def number(value: Interval, digits: int = 3) -> str:
-    """A mean, or a correlation, with its interval."""
-    return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+def judge(votes: Sequence[Votes]) -> Verdict:
+    """Return the worst verdict of all groups: all votes support, some partly, none refutes."""
+    order: tuple[Verdict, ...] = ("refuted", "partly", "supported")
+    return min((order[all(group) + any(group)] for group in votes), key=order.index)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown, the first column to the left and the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+def claim_of(measurement: Measurement) -> Claim:
+    """Judge a measurement and report it."""
+    entry = entries()[measurement.name]
+    values = limits(entry.name) | measurement.words | measurement.numbers
+    for place, keys in measurement.chosen.items():
+        phrases = [fill(entry.phrases[key], values) for key in keys]
+        values[place] = "; ".join(phrases) if keys else "nothing"
+    table = ""
+    if measurement.rows:
+        head = tuple(fill(heading, values) for heading, _ in entry.columns)
+        formats = [spec for _, spec in entry.columns]
+        rows = tuple(tuple(map(show, row, formats)) for row in measurement.rows)
+        table = Table("", head, rows).markdown().rstrip()
+    verdict = entry.verdict or judge(measurement.votes)
+    measured = fill(entry.measured, values)
+    return _claim(entry, verdict, measured, measurement.numbers, table)
 
 
-def page(claims: Sequence[Claim], introduction: str) -> str:
-    """All claims at a glance, then every one with what was measured, by the paper's sections."""
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in _VERDICTS}
-    tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    chapters = [
-        (title, [claim for claim in claims if claim.section in sections])
-        for title, sections in _CHAPTERS
-    ]
-    rows = [
-        [claim.says, f"**{claim.verdict}**", claim.section] for _, own in chapters for claim in own
-    ]
-    glance = table(["claim", "verdict", "section"], rows)
-    parts = [introduction, f"{len(claims)} claims: {tally}.", glance]
-    for title, own in chapters:
-        if own:
-            parts += [f"## {title}", *(_entry(claim) for claim in own)]
-    return "\n\n".join(parts) + "\n"
+def unmeasured(entry: Entry) -> Claim:
+    """Report a claim that nothing was measured of."""
+    return _claim(entry, "untested", fill(entry.untested or entry.measured, {}), {}, "")
 
 
-_VERDICTS: tuple[Verdict, ...] = ("supported", "partly", "refuted", "vague", "untested")
-_CHAPTERS = (
-    ("Counterfactuals (Sections 1 and 3)", ("1", "2.2", "3.1", "3.2", "3.3")),
-    ("FakeMNIST (Section 4.1)", ("4.1",)),
-    ("MNIST (Section 4.2)", ("4", "4.2")),
-    ("Faces and heatmaps (Section 4.3)", ("4.3", "5")),
-    ("The supplement", ("A", "B", "C")),
-)
-
-
-def _entry(claim: Claim) -> str:
-    parts = [f"*{claim.verdict.capitalize()}.* {claim.measured}"]
-    if claim.figure:
-        parts.append(f"Figure: `ecinn paper {claim.figure}`.")
-    if claim.verdict != "untested":
-        more = "" if claim.command == CLAIMS_COMMAND else f"; more: `{claim.command}`"
-        parts.append(f"Measured by `{CLAIMS_COMMAND}`{more}.")
-    text = f"**{claim.says}** (Section {claim.section})\n\n{' '.join(parts)}"
-    return f"{text}\n\n{claim.detail}" if claim.detail else text
+def _claim(
+    entry: Entry, verdict: Verdict, measured: str, numbers: Mapping[str, Any], table: str
+) -> Claim:
+    return Claim(
+        entry.name,
+        entry.section,
+        fill(entry.sentence, {}),
+        verdict,
+        measured,
+        entry.figure,
+        entry.command,
+        entry.thresholds,
+        numbers,
+        table,
+    )

@@ -1,162 +1,90 @@
-"""Every claim of the paper, measured: `ecinn paper claims`."""
+"""`ecinn paper claims`: measure every claim of the paper and write them on one page."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
-from ecinn.attribution.heatmaps import METHODS
-from ecinn.data.planted import FAKE_MNIST_CUE
+from ecinn.drawing.table import Table
 from ecinn.studies.benchmark.record import jsonable
-from ecinn.studies.benchmark.side_by_side import draw_pairs
-from ecinn.studies.judges import Judges, load_judges
-from ecinn.studies.paper import claim_counterfactuals as digits
-from ecinn.studies.paper import claim_heatmaps as maps
-from ecinn.studies.paper import claim_planted as planted
-from ecinn.studies.paper import claim_wording as wording
-from ecinn.studies.paper.artefact import Artefact, Context, Made
-from ecinn.studies.paper.claim import Claim, page
-from ecinn.studies.paper.claim_averages import averages_cancel
-from ecinn.studies.paper.claim_faces import COMMAND, face_claims
-from ecinn.studies.paper.claim_measures import explained_sample
-from ecinn.studies.paper.claim_strokes import features_kept
-from ecinn.studies.paper.claim_trade_off import trade_off_found
-
-INTRODUCTION = """# The paper's claims, tested
-
-Every claim of the paper in our words, with what was measured of it here. Written by
-`ecinn paper claims --celeba DIR` from the shipped models and test images drawn at random.
-The limits between verdicts are ours. Brackets are intervals of 95 %: Wilson's for shares, the
-bootstrap's for the rest, unless another is named. *Vague* means that the text leaves
-open what is meant."""
+from ecinn.studies.paper import (
+    claims_counterfactuals,
+    claims_faces,
+    claims_heatmaps,
+    claims_planted,
+)
+from ecinn.studies.paper.artefact import Context, Made
+from ecinn.studies.paper.claim import (
+    CLAIMS_COMMAND,
+    Claim,
+    Measurement,
+    Verdict,
+    claim_of,
+    document,
+    entries,
+    unmeasured,
+)
+from ecinn.studies.paper.measuring import Sizes
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured; the defaults take some minutes on two CPU cores."""
-
-    digits: int = 1000
-    searched: int = 64
-    """Digits that gradient searches are run on."""
-    maps: int = 32
-    """Digits whose heatmaps are made."""
-    twins: int = 6
-    """Networks of every activation, and the images that each is trained on."""
-    twin_images: int = 16_384
-    averaged: int = 400
-    """Training images of every class, for means of latents and of features."""
-    faces: int = 100
-    face_maps: int = 8
+def measurements(context: Context, sizes: Sizes) -> Iterator[Measurement]:
+    """Measure all claims whose data is at hand."""
+    yield from claims_counterfactuals.measure(context, sizes)
+    yield from claims_planted.measure(context, sizes)
+    yield from claims_heatmaps.measure(context, sizes)
+    if context.celeba is not None:
+        yield from claims_faces.measure(context, sizes)
+    yield from claims_faces.measure_trade_off(context)
 
 
 def measure_claims(
     context: Context,
     sizes: Sizes = Sizes(),  # noqa: B008
 ) -> list[Claim]:
-    """All claims; those of faces only where CelebA is given."""
-    judges = load_judges("mnist")
-    claims = [
-        *_digit_claims(context, sizes, judges),
-        *_planted_claims(context, sizes, judges),
-        *_heatmap_claims(context, sizes, judges),
+    """Return all claims in the order of `claims.toml`, with their verdicts."""
+    measured = {each.name: claim_of(each) for each in measurements(context, sizes)}
+    claims = []
+    for name, entry in entries().items():
+        if name in measured:
+            claims.append(measured[name])
+        elif entry.without == "celeba":
+            claims += [unmeasured(entry)] if context.celeba is None else []
+        elif entry.verdict == "untested" or entry.untested:
+            claims.append(unmeasured(entry))
+    return claims
+
+
+def page(claims: Sequence[Claim]) -> str:
+    """List all claims in one table, then report every one under its chapter."""
+    counts = {verdict: sum(c.verdict == verdict for c in claims) for verdict in get_args(Verdict)}
+    tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    chapters = [
+        (chapter["title"], [claim for claim in claims if claim.section in chapter["sections"]])
+        for chapter in document()["chapters"]
     ]
-    if context.celeba is None:
-        claims.append(_without_faces())
-    else:
-        claims += face_claims(context, sizes.faces, sizes.face_maps)
-    return [*claims, trade_off_found(context.beta), *wording.untested()]
-
-
-def _digit_claims(context: Context, sizes: Sizes, judges: Judges) -> list[Claim]:
-    data, seed = context.data("mnist", "test"), context.seed
-
-    def observe(done: int) -> None:
-        context.observe("explaining digits", done, sizes.digits)
-
-    sample = explained_sample(context.model("mnist"), data, sizes.digits, seed, observe)
-    return [
-        digits.two_evaluations(sample),
-        digits.searches(sample, judges, min(sizes.searched, sizes.digits)),
-        digits.exact_inverse(sample),
-        digits.nearest_mean(sample, min(200, sizes.digits)),
-        averages_cancel(context, judges, sizes.digits, sizes.averaged),
-        digits.minimal(sample, min(200, sizes.digits)),
-        digits.tipping_points(sample),
-        wording.third_class(sample),
-        digits.reaches_target(sample),
-        wording.alpha_1(sample),
-        wording.which_alpha(sample),
-        wording.same_class(sample),
-        digits.torn_oracles(sample, judges),
-        digits.convinces_others(sample, judges),
-        digits.realistic(sample, judges, data),
-        features_kept(sample, data, seed),
-        digits.diverse(sample),
-        wording.comparable_errors(sample, judges),
-        wording.bits_per_dim(sample),
-    ]
-
-
-def _planted_claims(context: Context, sizes: Sizes, judges: Judges) -> list[Claim]:
-    data, cue = context.data("fakemnist", "test"), FAKE_MNIST_CUE
-
-    def observe(done: int) -> None:
-        context.observe("explaining dots", done, sizes.digits)
-
-    model = context.model("fakemnist")
-    sample = explained_sample(model, data, sizes.digits, context.seed, observe)
-    return [
-        planted.few_class_pixels(cue),
-        planted.only_dots_change(sample, cue, judges, context.seed),
-        planted.reaches_target(sample),
-        planted.tipping_points_have_no_dot(sample, cue),
-        planted.nothing_says_nothing(sample, cue),
-    ]
-
-
-def _heatmap_claims(context: Context, sizes: Sizes, judges: Judges) -> list[Claim]:
-    model, seed, n = context.model("mnist"), context.seed, sizes.maps
-    test, training = context.data("mnist", "test"), context.data("mnist", "train")
-    pairs = draw_pairs(model, test, n, seed)
-    explained = maps.explained_digits(model, pairs, training, n, seed)
-    steps = len(METHODS)
-    made = explained.all_maps(
-        explained.inn,
-        METHODS,
-        lambda done: context.observe("heatmaps of digits", done, steps),
+    rows = tuple(
+        (claim.sentence, f"**{claim.verdict}**", claim.section)
+        for _, chapter in chapters
+        for claim in chapter
     )
-    inn = maps.noise_of(made)
-    cnn = maps.OnPixels(judges.networks.convolutional).to(model.device).eval()
-    on_cnn = maps.noise_of(explained.all_maps(cnn, maps.GRADIENT_METHODS))
-    networks = len(maps.ACTIVATIONS) * sizes.twins
-    twins = maps.relu_twins(
-        explained,
-        training,
-        test.first(2000),
-        images=sizes.twin_images,
-        networks=sizes.twins,
-        observe=lambda done: context.observe("networks without ReLU", done, networks),
-    )
-    return [
-        maps.less_noisy(inn),
-        maps.faithful(explained, made, seed),
-        maps.less_noisy_with_relu(inn, on_cnn),
-        maps.relu_is_the_cause(twins, inn),
-    ]
+    overview = Table("", ("claim", "verdict", "section"), rows).markdown().rstrip()
+    parts = [document()["introduction"].strip(), f"{len(claims)} claims: {tally}.", overview]
+    for title, chapter in chapters:
+        if chapter:
+            parts += [f"## {title}", *(_report(claim) for claim in chapter)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _without_faces() -> Claim:
-    return Claim(
-        "faces",
-        "4.3",
-        "Faces: smiles that open, lipstick that is read from makeup, backgrounds that stay.",
-        "untested",
-        f"Needs CelebA's pictures: `{COMMAND}`.",
-        figure="figure-8",
-        command=COMMAND,
-    )
+def _report(claim: Claim) -> str:
+    parts = [f"*{claim.verdict.capitalize()}.* {claim.measured}"]
+    if claim.figure:
+        parts.append(f"Figure: `ecinn paper {claim.figure}`.")
+    if claim.verdict != "untested":
+        more = "" if claim.command == CLAIMS_COMMAND else f"; in more detail: `{claim.command}`"
+        parts.append(f"Measured by `{CLAIMS_COMMAND}`{more}.")
+    text = f"**{claim.sentence}** (Section {claim.section})\n\n{' '.join(parts)}"
+    return f"{text}\n\n{claim.table}" if claim.table else text
 
 
-def _make(context: Context) -> Made:
+def make(context: Context) -> Made:
+    """Make the page and its JSON."""
     claims = measure_claims(context)
-    return Made(pages={"claims": page(claims, INTRODUCTION)}, data={"claims": jsonable(claims)})
-
-
-CLAIMS = Artefact("claims", "Every claim of the paper with what was measured of it here", _make)
+    return Made(pages={"claims": page(claims)}, data={"claims": jsonable(claims)})

@@ -1,40 +1,68 @@
-"""Explanations as columns of a figure, and as the numbers beside it."""
+"""Draw random test images and show their explanations as columns of a figure and as numbers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.drawing.pictures import Array
+from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
+from ecinn.model import Model
 from ecinn.pixels import to_uint8
-from ecinn.studies.paper.grid import Grid, Panel
-from ecinn.studies.paper.style import share
+from ecinn.studies.paper.style import Grid, Panel, share
+from ecinn.studies.paper.words import fill, read_toml
 
 ROWS = ("input", r"$\alpha_0$", r"$\alpha_1$", r"$h$")
 Pair = tuple[int, int]
-"""Which image of an explanation, and which of its targets."""
+"""An image of an explanation, and one of its targets."""
 Magnify = Callable[[Array], Array]
+_BATCH_SIZE = 64
+
+
+def draw(
+    model: Model,
+    data: Dataset,
+    among: Bool[Tensor, " batch"],
+    n: int,
+    generator: torch.Generator,
+) -> Int[Tensor, " n"]:
+    """Draw n of these images that the model classifies correctly; return their positions."""
+    candidates = among.nonzero()[:, 0]
+    shuffled = candidates[torch.randperm(len(candidates), generator=generator)]
+    correct: list[Tensor] = []
+    for places in shuffled.split(max(n, min(_BATCH_SIZE, 2 * n))):
+        predicted = model.predict(data.images[places]).argmax(1).cpu()
+        correct.append(places[predicted == data.labels[places]])
+        if sum(map(len, correct)) >= n:
+            return torch.cat(correct)[:n]
+    raise InputError(
+        f"the model classifies only {sum(map(len, correct))} of {len(candidates)} such test "
+        f"images correctly, but {n} are needed: use more images or another model"
+    )
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What of an explanation a figure shows, a column per pair."""
+    """The part of an explanation that a figure shows, a column per pair."""
 
     explanation: Explanation
     pairs: tuple[Pair, ...]
     places: tuple[int, ...]
-    """The images' numbers in the test set."""
+    """Positions of the images in the test set."""
 
     def limit(self, percentile: float = pictures.PERCENTILE) -> float:
-        """The change that gets full colour: one scale for all, so that maps can be compared."""
+        """Return the change that gets full colour, the same for all maps."""
         maps = self.explanation.heatmap
         return max(pictures.robust_limit(maps[pair], percentile) for pair in self.pairs)
 
     def largest_gap(self) -> float:
-        """max |p(p) − p(q)| over the tipping points, as computed."""
+        """max |p(p) − p(q)| over the tipping points in latent space."""
         e = self.explanation
         posterior = e.tipping_certificate.posterior
         return max(
@@ -43,11 +71,11 @@ class Shown:
         )
 
     def reached(self) -> int:
-        """How many convincing counterfactuals are read as q from 8 bits."""
+        """Count the stored convincing counterfactuals that are read as q."""
         return sum(bool(self.explanation.convincing_certificate.reached[p]) for p in self.pairs)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """What each column shows."""
+        """Return the numbers behind every column."""
         return [self._numbers(pair) for pair in self.pairs]
 
     def _numbers(self, pair: Pair) -> dict[str, Any]:
@@ -55,8 +83,8 @@ class Shown:
         names = e.class_names
         third = int(e.third_class[pair])
 
-        def posterior(of: Tensor) -> dict[str, float]:
-            return {name: round(float(p), 6) for name, p in zip(names, of, strict=True)}
+        def by_name(posterior: Tensor) -> dict[str, float]:
+            return {name: round(float(p), 6) for name, p in zip(names, posterior, strict=True)}
 
         return {
             "test_image": self.places[image],
@@ -64,24 +92,34 @@ class Shown:
             "q": names[int(e.q[pair])],
             "alpha_0": round(float(e.alpha_0[pair]), 6),
             "alpha_1": round(float(e.alpha_1[pair]), 6),
-            "posterior": posterior(e.posterior[image]),
-            "tipping_point": posterior(e.tipping_certificate.posterior[pair]),
-            "tipping_point_stored": posterior(e.tipping_certificate.verdict[pair]),
-            "convincing": posterior(e.convincing_certificate.posterior[pair]),
-            "convincing_stored": posterior(e.convincing_certificate.verdict[pair]),
+            "posterior": by_name(e.posterior[image]),
+            "tipping_point": by_name(e.tipping_certificate.posterior[pair]),
+            "tipping_point_stored": by_name(e.tipping_certificate.verdict[pair]),
+            "convincing": by_name(e.convincing_certificate.posterior[pair]),
+            "convincing_stored": by_name(e.convincing_certificate.verdict[pair]),
             "reached": bool(e.convincing_certificate.reached[pair]),
             "third_class": None if third < 0 else names[third],
         }
 
+    def legend(self, percentile: float = pictures.PERCENTILE) -> str:
+        """Explain the rows and report the outcome, as the second part of a caption."""
+        values = {
+            "limit": self.limit(percentile),
+            "gap": self.largest_gap(),
+            "reached": self.reached(),
+            "pairs": len(self.pairs),
+        }
+        return fill(read_toml("artefacts.toml")["legend"]["text"], values)
+
 
 def every_target(explanation: Explanation, places: tuple[int, ...], image: int = 0) -> Shown:
-    """One image into all of its targets."""
+    """Show one image and all of its targets."""
     pairs = tuple((image, target) for target in range(explanation.q.shape[1]))
     return Shown(explanation, pairs, places)
 
 
 def every_image(explanation: Explanation, places: tuple[int, ...]) -> Shown:
-    """All images into their first target."""
+    """Show all images and their first target."""
     return Shown(explanation, tuple((image, 0) for image in range(len(places))), places)
 
 
@@ -91,19 +129,19 @@ def columns(
     percentile: float = pictures.PERCENTILE,
     names: Sequence[str] | None = None,
 ) -> Grid:
-    """Input, tipping point, convincing counterfactual and heatmap, a column per pair.
+    """Arrange input, tipping point, convincing counterfactual and heatmap, a column per pair.
 
     Args:
-        magnify: what of each image is also shown enlarged.
+        magnify: selects the part of each image that is also shown enlarged.
         percentile: of the changes gets full colour.
-        names: of the classes, where there is little room; headings then say only the target.
+        names: short names of the classes; headings then have only the target.
     """
     e, limit = shown.explanation, shown.limit(percentile)
     name = tuple(names or e.class_names)
     panels = [_column(e, pair, limit, name, magnify) for pair in shown.pairs]
-    before = ["" if names else f"{name[int(e.p[image])]} " for image, _ in shown.pairs]
     headings = [
-        f"{p}→ {name[int(e.q[pair])]}" for p, pair in zip(before, shown.pairs, strict=True)
+        f"{'' if names else name[int(e.p[pair[0]])] + ' '}→ {name[int(e.q[pair])]}"
+        for pair in shown.pairs
     ]
     return Grid(tuple(zip(*panels, strict=True)), ROWS, tuple(headings))
 
@@ -117,21 +155,21 @@ def _column(
     def panel(array: Array, caption: str = "", *, warning: bool = False) -> Panel:
         return Panel(array, caption, warning, magnify(array) if magnify else None)
 
-    def says(posterior: Tensor, *labels: int) -> str:
+    def shares(posterior: Tensor, *labels: int) -> str:
         return "\n".join(f"{names[y]}: {share(float(posterior[y]))}" for y in labels)
 
     tipping, convincing = e.tipping_certificate.verdict[pair], e.convincing_certificate
     third, winner = int(e.third_class[pair]), int(convincing.winner[pair])
     return (
-        panel(pictures.image_array(to_uint8(e.x[image])), says(e.posterior[image], p)),
+        panel(pictures.image_array(to_uint8(e.x[image])), shares(e.posterior[image], p)),
         panel(
             pictures.image_array(e.stored_tipping_point[pair]),
-            says(tipping, p, q) if third < 0 else f"{says(tipping, third)}\nwins",
+            shares(tipping, p, q) if third < 0 else f"{shares(tipping, third)}\nwins",
             warning=third >= 0,
         ),
         panel(
             pictures.image_array(e.stored_convincing[pair]),
-            says(convincing.verdict[pair], winner),
+            shares(convincing.verdict[pair], winner),
             warning=winner != q,
         ),
         panel(pictures.heatmap_array(e.heatmap[pair], limit)),

@@ -13,10 +13,10 @@ from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
-from ecinn.studies.paper import digits, style
+from ecinn.studies.paper import figures_digits as digits
+from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.draws import draw, generator
-from ecinn.studies.paper.explained import Shown, columns, every_target
+from ecinn.studies.paper.explained import Shown, columns, draw, every_target
 from helpers.builders import random_images, small_model
 
 
@@ -42,7 +42,7 @@ def test_draws_are_random_right_and_the_same_again(context) -> None:
     assert len(first.unique()) == 70
     assert (data.labels[first] == 8).all()
     assert (model.predict(data.images[first]).argmax(1) == 8).all()
-    other = draw(model, data, among, 70, generator(context, 9))
+    other = draw(model, data, among, 70, context.generator(9))
     assert not torch.equal(first, other)
     # Not the first ones of the file.
     assert first.max() > 5000
@@ -56,7 +56,7 @@ def test_too_few_images_are_said(context) -> None:
 
 
 def test_figure_3_has_a_sample_of_every_class_with_its_dot(context) -> None:
-    made = digits.FIGURE_3.make(context)
+    made = digits.figure_3(context)
     images = shown_images(made.figures["figure-3"])
     whole, strips = images[::2], images[1::2]
     for label, (image, strip) in enumerate(zip(whole, strips, strict=True)):
@@ -70,7 +70,7 @@ def test_figure_3_has_a_sample_of_every_class_with_its_dot(context) -> None:
 
 
 def test_figure_4_moves_the_dot_and_keeps_the_digit(context) -> None:
-    made = digits.FIGURE_4.make(context)
+    made = digits.figure_4(context)
     rows = made.data["figure-4"]
     assert [row["q"] for row in rows] == list("123456789")
     assert {row["p"] for row in rows} == {"0"}
@@ -87,16 +87,17 @@ def test_figure_4_moves_the_dot_and_keeps_the_digit(context) -> None:
 
 
 @pytest.mark.parametrize(
-    ("artefact", "p", "q"),
+    ("number", "p", "q"),
     [
-        (digits.FIGURE_5, ["3"] * 9, list("012456789")),
-        (digits.FIGURE_6, list("123456789"), ["0"] * 9),
-        (digits.FIGURE_7, ["4"] * 9, ["9"] * 9),
+        (5, ["3"] * 9, list("012456789")),
+        (6, list("123456789"), ["0"] * 9),
+        (7, ["4"] * 9, ["9"] * 9),
     ],
 )
-def test_figures_of_digits(context, artefact, p, q) -> None:
-    made = artefact.make(context)
-    rows, figure = made.data[artefact.name], made.figures[artefact.name]
+def test_figures_of_digits(context, number, p, q) -> None:
+    name = f"figure-{number}"
+    made = getattr(digits, f"figure_{number}")(context)
+    rows, figure = made.data[name], made.figures[name]
     assert [row["p"] for row in rows] == p
     assert [row["q"] for row in rows] == q
     model, data = digits.mnist(context)
@@ -128,11 +129,11 @@ def test_figures_of_digits(context, artefact, p, q) -> None:
         assert (np.abs(images[27 + column].astype(int) - 255).max(-1) < 40)[
             change == 0
         ].mean() > 0.95
-    assert "full colour at" in made.captions[artefact.name]
+    assert "full colour at" in made.captions[name]
 
 
 def test_nine_random_fours_go_from_thin_to_bold(context) -> None:
-    rows = digits.FIGURE_7.make(context).data["figure-7"]
+    rows = digits.figure_7(context).data["figure-7"]
     ink = [context.data("mnist", "test").images[row["test_image"]].float().mean() for row in rows]
     assert ink == sorted(ink)
     assert len({row["test_image"] for row in rows}) == 9
@@ -164,10 +165,8 @@ def test_the_largest_gap_is_that_of_the_tipping_points_as_computed(context) -> N
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
-    from ecinn.studies.paper import style
-
     def made(seed: int) -> bytes:
-        return style.pdf_bytes(digits.FIGURE_3.make(Context(seed=seed)).figures["figure-3"])
+        return style.pdf_bytes(digits.figure_3(Context(seed=seed)).figures["figure-3"])
 
     assert made(1) == made(1)
     assert made(1) != made(2)
@@ -177,7 +176,7 @@ def test_draws_depend_on_the_seed_and_on_the_figure() -> None:
     """Whatever else is made; the supplement's, from 100 on, are no figure's."""
     figures = [*range(1, 11), *range(101, 111)]
     first = {
-        (seed, figure): float(torch.rand((), generator=generator(Context(seed=seed), figure)))
+        (seed, figure): float(torch.rand((), generator=Context(seed=seed).generator(figure)))
         for seed in range(3)
         for figure in figures
     }

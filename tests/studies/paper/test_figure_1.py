@@ -1,4 +1,4 @@
-"""Figure 1 on a small random network in the place of a face model."""
+"""Figure 1, with a small random network instead of a face model."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,10 @@ import torch
 
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
-from ecinn.explanation import counterfactual as explain
+from ecinn.explanation.counterfactual import explain
 from ecinn.pixels import to_uint8
-from ecinn.studies.paper.pipeline import FIGURE_1, draw_pipeline, latent_picture
+from ecinn.studies.paper.artefact import ARTEFACTS, Context
+from ecinn.studies.paper.figures_method import draw_pipeline, latent_picture
 
 
 def test_a_latent_becomes_a_rectangle_of_all_its_values(generator) -> None:
@@ -52,8 +53,7 @@ def test_the_pipeline_shows_x_its_latents_and_what_comes_of_them(
 
 
 def test_it_needs_faces(tmp_path) -> None:
-    from ecinn.studies.paper.artefact import Context
-
-    assert FIGURE_1.needs == {"faces"}
+    figure = next(artefact for artefact in ARTEFACTS if artefact.name == "figure-1")
+    assert figure.needs == {"faces"}
     with pytest.raises(InputError):
-        FIGURE_1.make(Context(celeba=tmp_path))
+        figure.make(Context(celeba=tmp_path))

@@ -1,4 +1,4 @@
-"""Figure 10: counterfactuals of models trained at ascending β, with their accuracies."""
+"""Make Figure 10: counterfactuals of models trained at increasing β, with their accuracies."""
 
 import math
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ from torch import Tensor
 from ecinn.drawing.pictures import Array, image_array
 from ecinn.errors import InputError
 from ecinn.studies.paper import beta_models, style
-from ecinn.studies.paper.artefact import Artefact, Context, Made
+from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.beta_models import TradeOff
 
 SIDE = 3
-"""Digits to a side of a square."""
+"""Digits per side of a square."""
 TIMES = 4
 _GAP, _HEADING, _MARGIN = 0.17, 0.29, 0.05
 _CURVES_LEFT, _CURVES_RIGHT, _CURVES_BOTTOM = 0.26, 0.27, 0.25
 
 
 def draw(result: TradeOff, part: int = 0) -> Figure:
-    """The inputs as a square, one square per β, and error and bits/dim over β in the last place.
+    """Draw the inputs as a square, a square per β, and curves of error and bits/dim over β.
 
     Args:
-        part: 0 for the first nine digits, 1 for the next.
+        part: 0 for the first nine digits, 1 for the next nine.
     """
-    some = slice(part * SIDE**2, (part + 1) * SIDE**2)
-    already, failed = result.already[:, some], ~(result.reached | result.already)[:, some]
-    squares = [result.images[some], *result.counterfactuals[:, some]]
+    shown = slice(part * SIDE**2, (part + 1) * SIDE**2)
+    already, failed = result.already[:, shown], ~(result.reached | result.already)[:, shown]
+    squares = [result.images[shown], *result.counterfactuals[:, shown]]
     columns = math.ceil((len(squares) + 1) / 2)
     side = style.enlarged(SIDE * squares[0].shape[-1], TIMES)
     across, down = side + _GAP, side + _HEADING + _GAP / 2
@@ -43,10 +43,10 @@ def draw(result: TradeOff, part: int = 0) -> Figure:
         top = _MARGIN + number // columns * down
         if number:
             beta, error = result.beta[number - 1], result.error[number - 1]
-            words = (rf"$\beta$ = {beta:g}", f"{100 * (1 - error):.2f} % right")
+            text = (rf"$\beta$ = {beta:g}", f"{100 * (1 - error):.2f} % right")
         else:
-            words = ("input", f"all into $q$ = {result.target}")
-        _head(axes, left + side / 2, top, words)
+            text = ("input", f"all into $q$ = {result.target}")
+        _head(axes, left + side / 2, top, text)
         style.place(axes, square(images), left, top + _HEADING, TIMES)
         if number:
             corner = (left, top + _HEADING)
@@ -61,27 +61,27 @@ def draw(result: TradeOff, part: int = 0) -> Figure:
 
 
 def square(images: UInt8[Tensor, "images channels height width"]) -> Array:
-    """Nine images, three to a row, as one."""
+    """Join nine images, three to a row."""
     arrays = [image_array(image) for image in images]
     rows = [arrays[start : start + SIDE] for start in range(0, SIDE**2, SIDE)]
     return np.concatenate([np.concatenate(row, axis=1) for row in rows])
 
 
-def _head(axes: Axes, middle: float, top: float, words: tuple[str, str]) -> None:
-    style.write(axes, middle, top, words[0], fontsize=style.NORMAL)
-    style.write(axes, middle, top + 0.135, words[1], color=style.MUTED)
+def _head(axes: Axes, middle: float, top: float, text: tuple[str, str]) -> None:
+    style.write(axes, middle, top, text[0], fontsize=style.NORMAL)
+    style.write(axes, middle, top + 0.135, text[1], color=style.MUTED)
 
 
 def _mark(
     axes: Axes,
-    which: Bool[Tensor, " images"],
+    selected: Bool[Tensor, " images"],
     corner: tuple[float, float],
     digit: float,
     colour: str,
 ) -> None:
-    """A frame around some digits of a square."""
+    """Frame some digits of a square."""
     left, top = (style.whole_pixels(place) for place in corner)
-    for place in which.nonzero()[:, 0].tolist():
+    for place in selected.nonzero()[:, 0].tolist():
         row, column = divmod(place, SIDE)
         inside = (left + column * digit + 0.01, top + row * digit + 0.01)
         frame = Rectangle(
@@ -91,7 +91,7 @@ def _mark(
 
 
 def _curves(figure: Figure, inside: tuple[float, float, float, float], result: TradeOff) -> None:
-    """Error on the left axis, bits/dim on the right, over β."""
+    """Draw the error on the left axis and bits/dim on the right, over β."""
     with style.styled():
         left = figure.add_axes(inside)
         right = left.twinx()
@@ -116,7 +116,7 @@ def _curves(figure: Figure, inside: tuple[float, float, float, float], result: T
 
 
 def numbers(result: TradeOff, shown: slice) -> Mapping[str, object]:
-    """What is shown of these digits, as numbers."""
+    """Return the numbers behind these digits."""
     columns = {
         "beta": result.beta,
         "error": result.error,
@@ -142,53 +142,38 @@ def numbers(result: TradeOff, shown: slice) -> Mapping[str, object]:
 def _results(context: Context) -> TradeOff:
     path = beta_models.find(context.beta)
     if path is None:
-        raise InputError("models at ascending β are needed: make them with `ecinn beta --out DIR`")
+        raise InputError(
+            "models at increasing β are needed: train them with `ecinn beta --out DIR`"
+        )
     return beta_models.read(path)
 
 
-def _figure_10(context: Context) -> Made:
+def figure_10(context: Context) -> Made:
+    """Counterfactuals of models trained at increasing β."""
     result = _results(context)
-    best, worst = min(result.error), max(result.error)
-    caption = (
-        f"The same nine random test digits into {result.target} by models trained at ascending β "
-        f"(training epochs: {result.training['epochs']}; our network, first stage only), with "
-        "their test accuracies; an orange frame marks what the model itself does not read as a "
-        f"{result.target}, a grey one an empty place, whose digit it reads as a {result.target} "
-        f"already. Last place: test error from {100 * best:.2f} to {100 * worst:.2f} % "
-        f"and exact bits/dim from {min(result.bits_per_dim):.2f} to "
-        f"{max(result.bits_per_dim):.2f}."
+    text = caption(
+        "figure-10",
+        target=result.target,
+        epochs=result.training["epochs"],
+        least_error=min(result.error),
+        most_error=max(result.error),
+        least_bits=min(result.bits_per_dim),
+        most_bits=max(result.bits_per_dim),
     )
     return Made(
         figures={"figure-10": draw(result)},
         data={"figure-10": numbers(result, slice(SIDE**2))},
-        captions={"figure-10": caption},
+        captions={"figure-10": text},
     )
 
 
-def _supplement_10(context: Context) -> Made:
+def supplement_10(context: Context) -> Made:
+    """Further digits by the same models."""
     result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
-    words = f"{SIDE**2 * len(pages)} further random digits, by the same models."
+    text = f"{SIDE**2 * len(pages)} further random digits, by the same models."
     return Made(
         books={"supplement-10": pages},
         data={"supplement-10": numbers(result, slice(SIDE**2, None))},
-        captions={"supplement-10": words},
+        captions={"supplement-10": text},
     )
-
-
-FIGURE_10 = Artefact(
-    "figure-10",
-    "counterfactuals of models trained at ascending β, with their accuracies",
-    _figure_10,
-    frozenset({"beta"}),
-    reported=(
-        "Counterfactuals with target 3 for MNIST models at ascending β: the quality of "
-        "counterfactuals and accuracy are in conflict; values close to one strike a good balance."
-    ),
-)
-SUPPLEMENT_10 = Artefact(
-    "supplement-10",
-    "further digits by models trained at ascending β",
-    _supplement_10,
-    frozenset({"beta"}),
-)

@@ -1,4 +1,4 @@
-"""Figures 8 and 9 on small random networks in the place of the models of faces."""
+"""Figures 8 and 9, with small random networks instead of the face models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
-from ecinn.studies.paper import faces, supplement
+from ecinn.studies.paper import figures_faces as faces
+from ecinn.studies.paper import supplement
 from ecinn.studies.paper.artefact import Context
 from helpers.builders import small_model
 
@@ -51,7 +52,7 @@ def shown(figure) -> list[np.ndarray]:
 
 
 def test_five_faces_go_each_way(context: Context) -> None:
-    made = faces.FIGURE_8.make(context)
+    made = faces.figure_8(context)
     rows = made.data["figure-8"]
     assert [row["p"] for row in rows] == 5 * ["a"] + 5 * ["b"]
     assert [row["q"] for row in rows] == 5 * ["b"] + 5 * ["a"]
@@ -63,14 +64,14 @@ def test_five_faces_go_each_way(context: Context) -> None:
 
 
 def test_maps_are_those_of_the_named_methods(context: Context) -> None:
-    made = faces.FIGURE_9.make(context)
+    made = faces.figure_9(context)
     assert list(made.figures) == ["figure-9a"]
     assert "--inception" in made.captions["figure-9a"]
     arrays = shown(made.figures["figure-9a"])
     assert len(arrays) == 4 * 7
     model, data = context.model(""), context.data("", "test")
     draws = torch.Generator().manual_seed(9)
-    first = faces.Rows(context, "celeba-smile", 1, draws)
+    first = faces.Faces(context, "celeba-smile", 1, draws)
     place = made.data["figure-9"]["celeba-smile"][0]["test_image"]
     assert place == int(first.places[0])
     x = model.pixels(data.images[place])
@@ -94,8 +95,8 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
 
 
 def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(faces, "_inception", other_network)
-    made = faces.FIGURE_9.make(with_inception(context, tmp_path))
+    monkeypatch.setattr(faces.Faces, "_inception", other_network)
+    made = faces.figure_9(with_inception(context, tmp_path))
     inn, cnn = (shown(made.figures[f"figure-9{part}"]) for part in "ab")
     assert len(cnn) == 4 * 5
     for row in range(4):
@@ -105,7 +106,7 @@ def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatc
 
 def test_a_missing_network_is_told_with_its_command(context, tmp_path) -> None:
     with pytest.raises(InputError, match="ecinn inception celeba/Smiling --out"):
-        faces.FIGURE_9.make(with_inception(context, tmp_path))
+        faces.figure_9(with_inception(context, tmp_path))
 
 
 def test_the_network_is_read_for_the_models_classes(context, tmp_path, monkeypatch) -> None:
@@ -117,14 +118,13 @@ def test_the_network_is_read_for_the_models_classes(context, tmp_path, monkeypat
 
     monkeypatch.setattr(faces, "load_inception", read)
     (tmp_path / "Smiling.safetensors").touch()
-    faces.FIGURE_9.make(with_inception(context, tmp_path))
+    faces.figure_9(with_inception(context, tmp_path))
     assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]
 
 
 def test_the_supplement_has_as_many_faces_each_way_of_every_label(context, monkeypatch) -> None:
     monkeypatch.setattr(supplement, "FACES", 8)
-    (eight,) = [one for one in supplement.SUPPLEMENT if one.name == "supplement-8"]
-    made = eight.make(context)
+    made = supplement.figure_8(context)
     numbers, pages = made.data["supplement-8"], made.books["supplement-8"]
     assert list(numbers) == list(faces.FACE_MODELS)
     assert len(pages) == 4
@@ -142,7 +142,7 @@ def test_the_supplement_has_as_many_faces_each_way_of_every_label(context, monke
                 row = sheets[sheet][column]
                 wanted = pictures.image_array(images[row["test_image"]])
                 assert np.array_equal(arrays[16 * sheet + column], wanted)
-    own = [row["test_image"] for row in faces.FIGURE_8.make(context).data["figure-8"]]
+    own = [row["test_image"] for row in faces.figure_8(context).data["figure-8"]]
     drawn = [row["test_image"] for sheet in numbers["celeba-smile"] for row in sheet]
     assert own[:4] != drawn[:4]
 
@@ -151,12 +151,11 @@ def test_the_supplement_shows_the_same_faces_on_both_networks(
     context, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(supplement, "HEATMAP_FACES", 2)
-    (nine,) = [one for one in supplement.SUPPLEMENT if one.name == "supplement-9"]
-    alone = nine.make(context)
+    alone = supplement.figure_9(context)
     assert len(alone.books["supplement-9"]) == 4
     assert list(alone.skipped.values()) == ["inception"]
-    monkeypatch.setattr(faces, "_inception", other_network)
-    both = nine.make(with_inception(context, tmp_path))
+    monkeypatch.setattr(faces.Faces, "_inception", other_network)
+    both = supplement.figure_9(with_inception(context, tmp_path))
     assert not both.skipped
     assert both.data == alone.data
     pages = both.books["supplement-9"]

@@ -10,7 +10,14 @@ from matplotlib.figure import Figure
 from ecinn.drawing import pictures
 from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.geometry import FIGURE_2, Geometry, Plane, geometry, plane_of, projected
+from ecinn.studies.paper.figures_method import (
+    Geometry,
+    Plane,
+    figure_2,
+    geometry,
+    plane_of,
+    projected,
+)
 
 
 @pytest.fixture
@@ -35,6 +42,11 @@ def plane(scene) -> Plane:
     return plane_of(*scene["mu"], scene["mu_bar"][1] - scene["mu_bar"][0])
 
 
+def lift(plane: Plane, points: torch.Tensor) -> torch.Tensor:
+    """Return the points of latent space with these coordinates in the plane."""
+    return plane.origin + points @ torch.stack([plane.along, plane.across])
+
+
 def posterior(z: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
     """Bayes' rule with the densities written out."""
     density = torch.distributions.MultivariateNormal(mu, torch.eye(mu.shape[1]).double())
@@ -51,7 +63,7 @@ def test_points_are_the_nearest_of_the_plane(scene, plane, found) -> None:
         offset = (latents - scene["mu"].mean(0)).numpy()
         weights = np.linalg.lstsq(spanning.numpy(), offset.T, rcond=None)[0]
         nearest = scene["mu"].mean(0) + torch.from_numpy((spanning.numpy() @ weights).T)
-        torch.testing.assert_close(plane.lift(points), nearest)
+        torch.testing.assert_close(lift(plane, points), nearest)
         # Distances in the picture are distances between the projections.
         torch.testing.assert_close(torch.pdist(points), torch.pdist(nearest))
 
@@ -59,9 +71,9 @@ def test_points_are_the_nearest_of_the_plane(scene, plane, found) -> None:
 def test_the_drawn_boundary_is_where_both_classes_are_equally_likely(scene, plane, found) -> None:
     along = torch.stack([-found.normal[1], found.normal[0]])
     for step in (-3.0, 0.0, 0.7, 5.0):
-        tie = posterior(plane.lift(step * along), scene["mu"])
+        tie = posterior(lift(plane, step * along), scene["mu"])
         torch.testing.assert_close(tie, torch.full((2,), 0.5).double())
-    beside = posterior(plane.lift(0.1 * found.normal), scene["mu"])
+    beside = posterior(lift(plane, 0.1 * found.normal), scene["mu"])
     assert beside[1] > beside[0]
 
 
@@ -90,12 +102,12 @@ def test_the_tipping_point_lies_on_the_boundary_and_on_the_line_through_z(scene,
 
 
 def test_all_four_means_are_where_they_are(scene, plane, found) -> None:
-    torch.testing.assert_close(plane.lift(found.model_means), scene["mu"])
+    torch.testing.assert_close(lift(plane, found.model_means), scene["mu"])
     start, end = found.measured_means
     delta = scene["mu_bar"][1] - scene["mu_bar"][0]
-    torch.testing.assert_close(plane.lift(end) - plane.lift(start), delta)
+    torch.testing.assert_close(lift(plane, end) - lift(plane, start), delta)
     # What is missing of a measured mean is orthogonal to the plane.
-    rest = scene["mu_bar"] - plane.lift(found.measured_means)
+    rest = scene["mu_bar"] - lift(plane, found.measured_means)
     torch.testing.assert_close(rest @ torch.stack([plane.along, plane.across]).T, 0 * rest[:, :2])
 
 
@@ -143,8 +155,10 @@ def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) ->
     points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
     points[1] += found.normal / found.normal.norm()
     found = dataclasses.replace(found, points=tuple(points))
-    monkeypatch.setattr("ecinn.studies.paper.geometry.projected", lambda *_: (found, Figure(), 17))
-    made = FIGURE_2.make(Context())
+    monkeypatch.setattr(
+        "ecinn.studies.paper.figures_method.projected", lambda *_: (found, Figure(), 17)
+    )
+    made = figure_2(Context())
     numbers, words = made.data["figure-2"], made.captions["figure-2"]
     points = [np.array(each) for each in numbers["points"]]
     normal = np.array(numbers["boundary_normal"])
@@ -153,11 +167,11 @@ def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) ->
     assert abs(right[0] - right[1]) > 0.01 < min(right) < max(right) < 0.99
     assert numbers["test_image"] == 17
     shares = [100 * share for share in numbers["on_their_side"]]
-    assert f"({shares[0]:.1f} % of the 4s and {shares[1]:.1f} % of the 9s on their own)" in words
+    assert f"({shares[0]:.1f} % of the 4s and {shares[1]:.1f} % of the 9s on the side" in words
     model, measured = (
         np.linalg.norm(np.diff(numbers[key], axis=0)) for key in ("model_means", "measured_means")
     )
-    assert f"the model's are {model:.1f} apart and the measured ones {measured:.1f}," in words
+    assert f"of the model are {model:.1f} apart and the measured ones {measured:.1f}," in words
     assert f"α₀ = {numbers['alpha_0']:.2f}, α₁ = {numbers['alpha_1']:.2f}." in words
     (z, tipping, convincing) = (
         np.array(numbers[key]) for key in ("z", "tipping_point", "convincing")

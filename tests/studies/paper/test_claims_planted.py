@@ -9,8 +9,9 @@ import torch
 from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.model import load
 from ecinn.studies.judges import load_judges
-from ecinn.studies.paper import claim_planted as planted
-from ecinn.studies.paper.claim_measures import Sample, explained_sample
+from ecinn.studies.paper import claims_planted as planted
+from ecinn.studies.paper.claim import claim_of
+from ecinn.studies.paper.measuring import Sample, explained_sample
 from helpers.paper import with_counterfactuals
 
 N = 48
@@ -28,23 +29,30 @@ def judges():
 
 def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
     cue = FAKE_MNIST_CUE
-    assert planted.few_class_pixels(cue).verdict == "supported"
-    assert planted.only_dots_change(dots, cue, judges, 0).verdict in ("supported", "partly")
+    assert claim_of(planted.few_class_pixels(cue)).verdict == "supported"
+    assert claim_of(planted.only_dots_change(dots, cue, judges, 0)).verdict in (
+        "supported",
+        "partly",
+    )
     perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
-    claim = planted.only_dots_change(perfect, cue, judges, 0)
+    claim = claim_of(planted.only_dots_change(perfect, cue, judges, 0))
     assert claim.numbers["inside_squared"].mean == pytest.approx(1)
     assert claim.numbers["inside_absolute"].mean == pytest.approx(1)
     assert claim.numbers["outside_grey_levels"].mean == claim.numbers["outside_at_most"] == 0
-    assert claim.numbers["truth"].share == 1
-    elsewhere = planted.only_dots_change(with_counterfactuals(dots, dots.real), cue, judges, 0)
+    assert claim.numbers["truth"].mean == 1
+    elsewhere = claim_of(
+        planted.only_dots_change(with_counterfactuals(dots, dots.real), cue, judges, 0)
+    )
     assert elsewhere.verdict == "refuted"  # the dot is right, but so much else has changed
-    assert elsewhere.numbers["truth"].share == 1
-    same = planted.only_dots_change(with_counterfactuals(dots, dots.images), cue, judges, 0)
+    assert elsewhere.numbers["truth"].mean == 1
+    same = claim_of(
+        planted.only_dots_change(with_counterfactuals(dots, dots.images), cue, judges, 0)
+    )
     assert same.verdict == "refuted"
 
 
 def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
-    claim = planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0)
+    claim = claim_of(planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0))
     change = dots.change[:, 0].double().numpy()
     shares, absolute, outside, most = [], [], [], 0.0
     for one, p, q in zip(change, dots.p.tolist(), dots.q.tolist(), strict=True):
@@ -58,13 +66,15 @@ def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
     assert claim.verdict == "partly"  # by squares alone it would be supported
     assert claim.numbers["outside_grey_levels"].mean == pytest.approx(np.mean(outside), rel=1e-4)
     outside = np.abs(change) * ~FAKE_MNIST_CUE.mask.numpy()
-    assert claim.numbers["seen_outside"].count == int((outside.max((1, 2)) > 0.1).sum())
-    assert 0 < claim.numbers["seen_outside"].count < N
+    assert claim.numbers["seen_outside"].mean * N == pytest.approx(
+        (outside.max((1, 2)) > 0.1).sum()
+    )
+    assert 0 < claim.numbers["seen_outside"].mean < 1
 
 
 def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     cue = FAKE_MNIST_CUE
-    claim = planted.tipping_points_have_no_dot(dots, cue)
+    claim = claim_of(planted.no_dot_at_tipping_points(dots, cue))
     stored = dots.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
     of_q = [float(stored[i, q, 0]) for i, q in enumerate(dots.q.tolist())]
     assert claim.numbers["q"].mean == pytest.approx(np.mean(of_q))
@@ -74,8 +84,8 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     (part,) = dots.parts
     bright = dataclasses.replace(part, tipping_point=part.x[:, None])
     lit = dataclasses.replace(dots, parts=(bright,))
-    assert planted.tipping_points_have_no_dot(lit, cue).verdict == "refuted"
-    nothing = planted.nothing_says_nothing(dots, cue)
+    assert claim_of(planted.no_dot_at_tipping_points(lit, cue)).verdict == "refuted"
+    nothing = claim_of(planted.no_class_without_dot(dots, cue))
     blank = dots.images.clone()
     blank[:, 0, :10, 0] = 0
     surest = dots.model.predict(blank).amax(1).double().mean()
@@ -84,7 +94,7 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     # Total variation: the most by which any event is likelier than if all were alike.
     apart = (posterior - 0.1).clamp(min=0).sum(1).mean()
     assert nothing.numbers["from_uniform"].mean == pytest.approx(float(apart))
-    assert planted.reaches_target(dots).verdict in ("supported", "partly")
+    assert claim_of(planted.reaches_target(dots)).verdict in ("supported", "partly")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +109,9 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     # Nine times as many, so that intervals are narrow enough.
     fields = {name: getattr(dots, name) for name in ("index", "images", "p", "q", "real")}
     many = {name: torch.cat([values] * 9) for name, values in fields.items()}
-    claim = planted.reaches_target(Sample(dots.model, **many, parts=(part,) * 9))
+    claim = claim_of(planted.reaches_target(Sample(dots.model, **many, parts=(part,) * 9)))
     assert claim.verdict == verdict
-    assert claim.numbers["certain"].share == (of_q > 0.95)
+    assert claim.numbers["certain"].mean == (of_q > 0.95)
     smoothing = dots.model.checkpoint.recipe.label_smoothing
     # Of ten equal parts of the smoothing nine go to other classes.
     assert f"ask for {1 - 0.9 * smoothing:.3f}" in claim.measured
@@ -115,7 +125,7 @@ def test_without_a_dot_no_class_may_be_likelier(dots, monkeypatch, surest, verdi
     posterior = torch.full((N, 10), (1 - surest) / 9)
     posterior[:, 3] = surest
     monkeypatch.setattr(dots.model, "predict", lambda images: posterior[: len(images)])
-    claim = planted.nothing_says_nothing(dots, FAKE_MNIST_CUE)
+    claim = claim_of(planted.no_class_without_dot(dots, FAKE_MNIST_CUE))
     assert claim.verdict == verdict
     assert claim.numbers["from_uniform"].mean == pytest.approx(surest - 0.1, abs=1e-6)
-    assert "of 0.9 at most" in claim.measured
+    assert "cannot exceed 0.9" in claim.measured

@@ -1,0 +1,431 @@
+"""Measure claims about digits: cost, tipping points, persuasion, and what is preserved."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.data.dataset import Dataset
+from ecinn.explanation.counterfactual import counterfactual
+from ecinn.metrics import counterfactuals as metrics
+from ecinn.metrics.heatmaps import map_similarity
+from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion, wilson
+from ecinn.metrics.strokes import FEATURES
+from ecinn.progress import ignore
+from ecinn.studies.benchmark.quality import MAIN_ORACLE
+from ecinn.studies.benchmark.side_by_side import METHODS, Pairs
+from ecinn.studies.benchmark.side_by_side import make as make_counterfactuals
+from ecinn.studies.judges import Judges, load_judges
+from ecinn.studies.paper.artefact import Context
+from ecinn.studies.paper.claim import Measurement, limits, share_votes
+from ecinn.studies.paper.measuring import (
+    RESAMPLES,
+    CountedClassifier,
+    Sample,
+    Sizes,
+    explained_sample,
+    median_seconds,
+    pearson,
+    spearman,
+)
+from ecinn.studies.published import published
+
+SEARCHES = ("pixel-gradient-l1", "latent-gradient")
+POOL = 2000
+"""Real images from which the mean of a feature is taken for every class."""
+
+
+def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
+    """Measure all of them on one sample of test digits."""
+    data, judges = context.data("mnist", "test"), load_judges("mnist")
+    model, seed = context.model("mnist"), context.seed
+    sample = explained_sample(model, data, sizes.digits, seed, context.observe)
+    few = min(sizes.few, sizes.digits)
+    yield two_evaluations(sample, sizes.timings)
+    yield competitors(sample, judges, min(sizes.searched, sizes.digits))
+    yield exact_inverse(sample)
+    yield nearest_mean(sample, few)
+    yield minimal(sample, few)
+    yield tipping_points(sample)
+    yield third_class(sample)
+    yield reaches_target(sample)
+    yield alpha_1(sample)
+    yield which_alpha(sample)
+    yield same_class(sample)
+    yield torn_oracles(sample, judges)
+    yield convinces_oracles(sample, judges)
+    yield realistic(sample, judges, data)
+    yield features_kept(kept_features(sample, data, seed), len(sample.q))
+    yield diverse(sample)
+    yield comparable_errors(sample, judges)
+    yield bits_per_dim(sample)
+
+
+def _mean(values: Tensor) -> Interval:
+    return bootstrap_interval(values.double(), generator=torch.Generator().manual_seed(0))
+
+
+def two_evaluations(
+    sample: Sample,
+    repeats: int,
+    *,
+    method: Callable[..., Any] = counterfactual,
+    timer: Callable[..., float] = median_seconds,
+) -> Measurement:
+    """Count and time the evaluations that one counterfactual takes."""
+    model, x = sample.model, sample.model.pixels(sample.images[:1])
+    q = sample.q[:1].to(model.device)
+    counted = CountedClassifier(model)
+    # Gradients are off: whatever needs them would fail.
+    with torch.inference_mode():
+        method(counted, model.mu_bar, x, q)
+        both = timer(lambda: method(model, model.mu_bar, x, q), repeats, x.device)
+        forward = timer(lambda: model.encode_with_log_det(x), repeats, x.device)
+    times = both / forward
+    once = (counted.encodes, counted.decodes) == (1, 1)
+    return Measurement(
+        "two-evaluations",
+        {"encodes": counted.encodes, "decodes": counted.decodes, "times_forward": times},
+        [[once and times <= limits("two-evaluations")["times"], once]],
+        {"repeats": repeats},
+    )
+
+
+def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
+    """Run two gradient searches on the same classifier and compare passes and persuasion."""
+    pairs = Pairs(sample.index[:n], sample.images[:n], sample.p[:n], sample.q[:n])
+    numbers = {}
+    for name in ("ecinn", *SEARCHES):
+        prepare = partial(METHODS[name], sample.model, _no_training, ignore)
+        made = make_counterfactuals(prepare, pairs, sample.model.device)
+        convinced = proportion(judges.verdicts(made.images)[MAIN_ORACLE] == pairs.q)
+        numbers[name] = {"passes": float(made.passes.double().mean()), "convinced": convinced}
+    most = max(figures["passes"] for figures in numbers.values())
+    limit = limits("competitors")
+    return Measurement(
+        "competitors",
+        numbers,
+        [[most > limit["ours"], most >= limit["many"]]],
+        {"n": n, "most": most},
+        rows=[[name, *figures.values()] for name, figures in numbers.items()],
+    )
+
+
+def _no_training() -> Dataset:
+    raise AssertionError("these searches need no training images")
+
+
+def exact_inverse(sample: Sample) -> Measurement:
+    """max |x − f⁻¹(f(x))|, in grey levels."""
+    error = 256 * float(sample.gather(lambda e: e.round_trip_error).max())
+    votes = [[error < limits("exact-inverse")["levels"]]]
+    return Measurement("exact-inverse", {"grey_levels": error}, votes, {"n": len(sample.q)})
+
+
+def nearest_mean(sample: Sample, n: int) -> Measurement:
+    """Compare the argmax of the densities, Jacobian included, with the nearest mean."""
+    model = sample.model
+    with torch.inference_mode():
+        z, log_det = model.encode_with_log_det(model.pixels(sample.images[:n]))
+    by_density = equations.log_likelihood(z, log_det, model.mu).argmax(1)
+    nearest = torch.cdist(z.double(), model.mu.double()).argmin(1)
+    same = proportion((by_density == nearest).cpu())
+    votes = [share_votes(same, limits("nearest-mean")["share"])]
+    return Measurement("nearest-mean", {"same": same}, votes, {"n": n})
+
+
+def minimal(sample: Sample, n: int) -> Measurement:
+    """Divide the way to the boundary along Δ by that along w = μ_q − μ_p, in z and in x."""
+    model, (p, q) = sample.model, (sample.p[:n], sample.q[:n])
+    mu, mu_bar = (means.detach().cpu().double() for means in (model.mu, model.mu_bar))
+    first, second = torch.combinations(torch.arange(len(mu))).unbind(1)
+    delta = equations.latent_direction(mu_bar, first, second)
+    # |α₀|‖Δ‖ over |wᵀz + b| / ‖w‖, in which z cancels.
+    latent = 1 / F.cosine_similarity(delta, mu[second] - mu[first]).abs()
+    along_delta = _change_at_boundary(sample, n, equations.latent_direction(mu_bar, p, q))
+    along_w = _change_at_boundary(sample, n, mu[q] - mu[p])
+    in_input, most = _mean(along_delta / along_w), float(latent.max())
+    limit = limits("minimal")["longer"]
+    return Measurement(
+        "minimal",
+        {
+            "latent": {
+                "mean": float(latent.mean()),
+                "least": float(latent.min()),
+                "most": most,
+                "pairs": len(latent),
+            },
+            "input": in_input,
+            "along_w_is_smaller": proportion(along_w < along_delta),
+        },
+        [[most < limit, in_input.high < limit]],
+        {"n": n},
+    )
+
+
+@torch.inference_mode()
+def _change_at_boundary(
+    sample: Sample, n: int, direction: Float[Tensor, "batch dim"]
+) -> Float[Tensor, " batch"]:
+    """‖f⁻¹(z + αd) − x‖ where z + αd meets the boundary of p and q."""
+    model, x = sample.model, sample.model.pixels(sample.images[:n])
+    p, q = (labels[:n].to(x.device) for labels in (sample.p, sample.q))
+    mu, direction = model.mu.double(), direction.to(x.device)
+    z = model.encode_with_log_det(x)[0].double()
+    alpha = equations.tipping_point_alpha(z, direction, mu[p], mu[q])
+    x_hat = model.decode(equations.corrected_latent(z, alpha, direction).to(x.dtype))
+    length: Tensor = (x_hat - x).flatten(1).double().norm(dim=1)
+    return length.cpu()
+
+
+def tipping_points(sample: Sample) -> Measurement:
+    """|p(p) − p(q)| at α₀, in latent space and in the stored image."""
+    pair = torch.stack([sample.p, sample.q], 1)
+    latent, stored = (
+        posterior.double().gather(1, pair)
+        for posterior in (
+            sample.gather(lambda e: e.tipping_certificate.posterior[:, 0]),
+            sample.gather(lambda e: e.tipping_certificate.verdict[:, 0]),
+        )
+    )
+    apart, stored_apart, renormalised_apart = (
+        (values[:, 0] - values[:, 1]).abs()
+        for values in (latent, stored, stored / stored.sum(1, keepdim=True))
+    )
+    limit = limits("tipping-points")
+    tied = proportion(apart <= limit["tie"])
+    return Measurement(
+        "tipping-points",
+        {
+            "tied": tied,
+            "largest": float(apart.max()),
+            "stored_tied": proportion(stored_apart <= limit["tie"]),
+            "stored_median": float(stored_apart.median()),
+            "stored_within_tenth": proportion(stored_apart <= 0.1),
+            "stored_renormalised_median": float(renormalised_apart.median()),
+        },
+        [share_votes(tied, limit["share"])],
+        {"n": len(apart)},
+    )
+
+
+def third_class(sample: Sample) -> Measurement:
+    """Count the tipping points where a class other than p and q is the most likely."""
+    latent = proportion(sample.gather(lambda e: e.third_class[:, 0]) >= 0)
+    winner = sample.gather(lambda e: e.tipping_certificate.verdict[:, 0]).argmax(1)
+    stored = proportion((winner != sample.p) & (winner != sample.q))
+    return Measurement("third-class", {"latent": latent, "stored": stored})
+
+
+def reaches_target(sample: Sample) -> Measurement:
+    """C(x̂) = q for the stored image at α₁."""
+    reached = proportion(sample.gather(lambda e: e.convincing_certificate.reached[:, 0]))
+    p_q = sample.posterior_of_q(sample.gather(lambda e: e.convincing_certificate.posterior[:, 0]))
+    return Measurement(
+        "reaches-q",
+        {"reached": reached, "median_p_q": float(p_q.median()), "sure": proportion(p_q > 0.99)},
+        [share_votes(reached, limits("reaches-q")["share"])],
+        {"n": len(p_q), "smoothed_label": sample.smoothed_label},
+    )
+
+
+def alpha_1(sample: Sample) -> Measurement:
+    """Compare α₁ = 4/5 + α₀/2 with α₀."""
+    alpha_0 = sample.gather(lambda e: e.alpha_0[:, 0]).double()
+    convincing = equations.convincing_alpha(alpha_0)
+    generator = torch.Generator().manual_seed(0)
+    means = [bootstrap_interval(a, generator=generator) for a in (alpha_0, convincing)]
+    beyond = proportion(convincing > alpha_0)
+    return Measurement("alpha-1", {"beyond": beyond, "alpha_0": means[0], "alpha_1": means[1]})
+
+
+def which_alpha(sample: Sample) -> Measurement:
+    """Compare h at α₀ with h at α₁."""
+    x = sample.gather(lambda e: e.x)
+    at_0 = sample.gather(lambda e: e.tipping_point[:, 0]) - x
+    at_1 = sample.change
+    generator = torch.Generator().manual_seed(0)
+    cosine = bootstrap_interval(map_similarity(at_0, at_1), generator=generator)
+    ratio = at_0.flatten(1).norm(dim=1) / at_1.flatten(1).norm(dim=1)
+    size = bootstrap_interval(ratio.double(), generator=generator)
+    return Measurement("eq-4-alpha", {"cosine": cosine, "size": size})
+
+
+def same_class(sample: Sample) -> Measurement:
+    """α₀ for p = q, which is 0/0."""
+    mu, mu_bar = (means.cpu() for means in (sample.model.mu, sample.model.mu_bar))
+    p = sample.p[:1]
+    delta = equations.latent_direction(mu_bar, p, p)
+    alpha = float(equations.tipping_point_alpha(torch.zeros_like(delta), delta, mu[p], mu[p]))
+    return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": alpha})
+
+
+def torn_oracles(sample: Sample, judges: Judges) -> Measurement:
+    """Let oracles read tipping points; count where p and q are about equally likely to them."""
+    images = sample.gather(lambda e: e.stored_tipping_point[:, 0])
+    pair, limit = torch.stack([sample.p, sample.q], 1), limits("torn")
+    numbers = {}
+    for family, scores in judges.scores(images).items():
+        read = scores.argmax(1)
+        p_q = scores.double().gather(1, pair).softmax(1)[:, 1]
+        numbers[family] = {
+            "p": proportion(read == sample.p),
+            "q": proportion(read == sample.q),
+            "another": proportion((read != sample.p) & (read != sample.q)),
+            "torn": proportion((p_q >= limit["low"]) & (p_q <= limit["high"])),
+        }
+    refuted = all(shares["torn"].high < limit["many"] for shares in numbers.values())
+    return Measurement(
+        "torn",
+        numbers,
+        [[False, not refuted]],  # without asking people it cannot be supported
+        {"n": len(pair)},
+        {"who": ["refuted" if refuted else "open"]},
+        [[family, *shares.values()] for family, shares in numbers.items()],
+    )
+
+
+def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
+    """Let two families of oracles read counterfactuals, and real images of q."""
+    made, real = (
+        {family: proportion(read == sample.q) for family, read in judges.verdicts(images).items()}
+        for images in (sample.stored, sample.real)
+    )
+    wanted = limits("convincing")["share"]
+    return Measurement(
+        "convincing",
+        made,
+        [share_votes(share, wanted) for share in made.values()],
+        rows=[[family, share, real[family]] for family, share in made.items()],
+    )
+
+
+def realistic(sample: Sample, judges: Judges, data: Dataset) -> Measurement:
+    """Fréchet distance to real images, compared with that of other real images."""
+    features = judges.features(data.images)
+    ours, real, originals = (
+        metrics.frechet_distance(judges.features(images), features)
+        for images in (sample.stored, sample.real, sample.images)
+    )
+    clamped = sample.gather(lambda e: e.convincing_certificate.clamped[:, 0])
+    chance, limit = max(real, originals), limits("realistic")
+    return Measurement(
+        "realistic",
+        {"frechet": ours, "frechet_real": real, "frechet_originals": originals},
+        [[ours <= limit["near"] * chance, ours <= limit["far"] * chance]],
+        {"clamped": float(clamped.mean())},
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Correlations of a feature before and after, over images."""
+
+    r: Interval
+    rho: Interval
+    within: Interval
+    """Pearson's r of the deviations from the class means, to which classes do not contribute."""
+    control: Interval
+    """Pearson's r with a random real image of q."""
+    change: float
+    """Mean |difference|."""
+    control_change: float
+
+    @property
+    def kept(self) -> bool:
+        """True if r within classes is high enough and both correlations beat the control."""
+        beyond = max(self.control.high, 0.0)
+        strong = self.within.mean >= limits("features-kept")["kept"]
+        return strong and min(self.r.low, self.within.low) > beyond
+
+
+def kept_features(
+    sample: Sample, data: Dataset, seed: int, resamples: int = RESAMPLES
+) -> dict[str, Kept]:
+    """Measure every feature of strokes before and after."""
+    generator = torch.Generator().manual_seed(seed)
+    pool, classes = data.first(POOL), range(len(data.class_names))
+    features = {}
+    for name, feature in FEATURES.items():
+        before, after, control = (
+            feature(images) for images in (sample.images, sample.stored, sample.real)
+        )
+        real = feature(pool.images)
+        means = torch.stack([real[pool.labels == label].nanmean() for label in classes])
+        features[name] = Kept(
+            pearson(before, after, generator, resamples),
+            spearman(before, after, generator, resamples),
+            pearson(before - means[sample.p], after - means[sample.q], generator, resamples),
+            pearson(before, control, generator, resamples),
+            float((after - before).abs().nanmean()),
+            float((control - before).abs().nanmean()),
+        )
+    return features
+
+
+def features_kept(features: dict[str, Kept], n: int) -> Measurement:
+    """Judge thickness, slant, size and the bounding box."""
+    least = limits("features-kept")["kept"]
+    lost = [name for name, feature in features.items() if not feature.kept]
+    plain = [name for name, feature in features.items() if feature.r.mean < least]
+    rows = [
+        [name, f.r, f.rho, f.within, f.control, f"{f.change:.2f} ({f.control_change:.2f})"]
+        for name, f in features.items()
+    ]
+    return Measurement(
+        "features-kept",
+        features,
+        [[feature.kept for feature in features.values()]],
+        {"n": n, "lost": ", ".join(lost) or "none", "plain": ", ".join(plain) or "none"},
+        rows=rows,
+    )
+
+
+def diverse(sample: Sample) -> Measurement:
+    """Mean distance between counterfactuals of a class, over that of its real images."""
+    ratios = []
+    for label in sample.q.unique().tolist():
+        rows = sample.q == label
+        if int(rows.sum()) > 1:
+            ratios.append(metrics.diversity(sample.stored[rows], sample.real[rows]))
+    ratio, limit = _mean(torch.tensor(ratios, dtype=torch.float64)), limits("diverse")
+    votes = [[ratio.low > limit["half"], ratio.low > limit["most"]]]
+    return Measurement("diverse", {"ratio": ratio}, votes, {"classes": len(ratios)})
+
+
+def comparable_errors(sample: Sample, judges: Judges) -> Measurement:
+    """Compare the recorded test errors of the INN and of the convolutional judge."""
+    metrics_, record = sample.model.checkpoint.metrics, judges.record
+    n, judged = int(metrics_["n"]), int(record["test_images"])
+    wrong = 1 - float(record["accuracy"][MAIN_ORACLE])
+    inn = wilson(round(float(metrics_["error"]) * n), n)
+    cnn = wilson(round(wrong * judged), judged)
+    votes = [[inn.low <= cnn.high, inn.mean <= limits("errors")["times"] * cnn.mean]]
+    return Measurement("errors", {"INN": inn, "CNN": cnn}, votes)
+
+
+def bits_per_dim(sample: Sample) -> Measurement:
+    """Correct Table 1 by the constant that IB-INN's evaluation leaves out."""
+    recorded = sample.model.checkpoint.metrics
+    printed, exact = {}, {}
+    for row in (published()["table_1"][name] for name in ("mnist", "fakemnist")):
+        printed[row["name"]] = row["bits_per_dim"]
+        # The same for both, because the pixels of both are scaled alike.
+        missing = equations.paper_bits_per_dim(0.0, row["pixel_scale"])
+        exact[row["name"]] = row["bits_per_dim"] - missing
+    return Measurement(
+        "bits-per-dim",
+        {"constant": -missing, "exact": exact},
+        words={
+            "printed": printed,
+            "ours": recorded.get("bits_per_dim", math.nan),
+            "ours_paper": recorded.get("bits_per_dim_paper", math.nan),
+        },
+    )

@@ -1,0 +1,294 @@
+"""Measure claims about faces, which need CelebA, and about β, which need trained models."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ecinn.attribution.heatmaps import HeatmapMethod, heatmaps
+from ecinn.attribution.scores import ExplainedINN
+from ecinn.auditing.measurement import Audit, audit
+from ecinn.data.dataset import Dataset
+from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
+from ecinn.metrics.statistics import (
+    Interval,
+    bootstrap_interval,
+    paired_difference_interval,
+    proportion,
+    wilson,
+)
+from ecinn.model import Model
+from ecinn.progress import Observer, Progress, ignore
+from ecinn.studies.benchmark.heatmap_measures import LABELS
+from ecinn.studies.paper import beta_models
+from ecinn.studies.paper.artefact import Context
+from ecinn.studies.paper.beta_models import TradeOff
+from ecinn.studies.paper.claim import Measurement, limits, share_votes
+from ecinn.studies.paper.measuring import Sizes
+
+MODELS = {
+    "celeba-smile": "celeba/Smiling",
+    "celeba-cheekbones": "celeba/High_Cheekbones",
+    "celeba-lipstick": "celeba/Wearing_Lipstick",
+    "celeba-makeup": "celeba/Heavy_Makeup",
+}
+METHOD: HeatmapMethod = "gradient_shap"
+"""The established method used to compare the maps of two models: the cheapest that converges."""
+
+SURE = 1 - 1e-4
+"""The p(q) of Figure 8."""
+REQUESTED = 1 - 1e-5
+"""The `confidence` to request, so that rounding to 8 bits leaves more than `SURE`."""
+
+
+def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
+    """Measure all claims about faces with two audits."""
+    lipstick = _audit(context, "celeba-lipstick", "celeba-makeup", sizes.faces)
+    smile = _audit(context, "celeba-smile", "celeba-cheekbones", sizes.faces)
+    models = {name: context.model(name) for name in ("celeba-lipstick", "celeba-makeup")}
+    training = context.data(MODELS["celeba-lipstick"], "train")
+    smiling = context.model("celeba-smile")
+    yield balanced_labels(context)
+    yield smiles_reach(smile, *sure_when_requested(smiling, smile, sizes.face_maps))
+    yield background_stays(smile)
+    yield lipstick_is_makeup(lipstick, {name: stages(model) for name, model in models.items()})
+    yield others_miss_it(
+        lipstick, training, models, sizes.face_maps, context.seed, context.observe
+    )
+    yield whole_face(lipstick)
+    yield smile_is_cheekbones(smile)
+
+
+def _audit(context: Context, name: str, other: str, n: int) -> Audit:
+    return audit(
+        context.model(name),
+        context.data(MODELS[name], "test"),
+        others={other: context.model(other)},
+        n=n,
+        seed=context.seed,
+        observe=context.observe,
+    )
+
+
+def balanced_labels(context: Context) -> Measurement:
+    """Count how often each label occurs."""
+    shares = {
+        name: proportion(context.data(dataset, "test").labels == 1)
+        for name, dataset in MODELS.items()
+    }
+    least = limits("labels")["least"]
+    return Measurement("labels", shares, [[share.high >= least for share in shares.values()]])
+
+
+def sure_when_requested(model: Model, smile: Audit, n: int) -> tuple[Interval, float]:
+    """Share of stored faces with p(q) > 1 − 10⁻⁴ if that is requested, and the mean α."""
+    q = smile.flips.q[:n]
+    made = model.explain(smile.images[:n], q[:, None], confidence=REQUESTED)
+    p_q = made.convincing_certificate.verdict[:, 0].cpu().gather(1, q[:, None])[:, 0]
+    return proportion(p_q > SURE), float(made.alpha.mean())
+
+
+def smiles_reach(smile: Audit, requested: Interval, alpha: float) -> Measurement:
+    """C(x̂) = q, and p(q)."""
+    q, posterior = smile.flips.q, smile.after.posterior.double()
+    p_q = posterior.gather(1, q[:, None])[:, 0]
+    reached, sure = proportion(posterior.argmax(1) == q), proportion(p_q > SURE)
+    wanted = limits("faces-sure")["share"]
+    return Measurement(
+        "faces-sure",
+        {
+            "reached": reached,
+            "sure": sure,
+            "sure_when_asked": requested,
+            "alpha_when_asked": alpha,
+            "median_p_q": float(p_q.median()),
+        },
+        [share_votes(reached, wanted), share_votes(sure, wanted)],
+        {"n": len(q), "requested": REQUESTED},
+    )
+
+
+def background_stays(smile: Audit) -> Measurement:
+    """Density of the change by region, where 1 is as much as the area."""
+    density = {region.name: region.density for region in smile.regions}
+    limit = limits("background")
+    votes = [
+        density["mouth"].low > limit["density"],
+        density["face"].low > limit["density"],
+        density["background"].high < limit["background"],
+    ]
+    return Measurement("background", density, [votes], {"change": smile.overall.change})
+
+
+def stages(model: Model) -> str:
+    """Name the stages of training that the model went through."""
+    recipe = model.checkpoint.recipe
+    distilled, refined = recipe.distillation_weight > 0, recipe.finetuning is not None
+    if distilled and refined:
+        return "distilled from a teacher and fine-tuned"
+    if distilled or refined:
+        return "distilled from a teacher" if distilled else "fine-tuned"
+    return "neither distilled nor fine-tuned"
+
+
+def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measurement:
+    """Compare the maps of both models for the same faces; maps of other faces are the control."""
+    compared = lipstick.comparisons[0]
+    same, control = compared.same, compared.shuffled
+    votes = [
+        same.absolute.low > control.absolute.high,
+        same.absolute.low > limits("lipstick-makeup")["identical"],
+    ]
+    alike = len(set(trained.values())) == 1
+    return Measurement(
+        "lipstick-makeup",
+        {
+            "same": same,
+            "shuffled": control,
+            "mean_maps": compared.mean_maps,
+            "agreement": compared.agreement,
+            "recipes": dict(trained),
+        },
+        [votes],
+        {
+            "n": compared.n,
+            "trained": " and ".join(f"{name} was {how}" for name, how in trained.items()),
+        },
+        {"recipes_differ": ["same" if alike else "different"]},
+    )
+
+
+def others_miss_it(
+    lipstick: Audit,
+    training: Dataset,
+    models: Mapping[str, Model],
+    n: int,
+    seed: int,
+    observe: Observer = ignore,
+) -> Measurement:
+    """Make the same comparison with the maps of an established method."""
+    n = min(n, len(lipstick.index))
+    images, maps = lipstick.images[:n], []
+    for model in models.values():
+        x = model.pixels(images)
+        p = torch.cat([model.predict(part) for part in images.split(25)]).argmax(1)
+        made = heatmaps(
+            ExplainedINN(model.classifier, model.mu_bar),
+            x,
+            p,
+            1 - p,
+            METHOD,
+            baselines=model.pixels(training.images[:20]),
+            generator=torch.Generator().manual_seed(seed),
+            batch_size=8,
+        )
+        maps.append(made.maps.cpu())
+        observe(Progress(f"{LABELS[METHOD]} of lipstick and makeup", len(maps), len(models)))
+    generator = torch.Generator().manual_seed(seed)
+    cosine = bootstrap_interval(map_similarity(*maps).abs().double(), generator=generator)
+    a, b = map(importance, maps)
+    ranks, rolled = rank_similarity(a, b), rank_similarity(a, b.roll(1, 0))
+    same, control = (bootstrap_interval(r, generator=generator) for r in (ranks, rolled))
+    beyond = paired_difference_interval(ranks, rolled, generator=generator)
+    ours = lipstick.comparisons[0].same.absolute
+    return Measurement(
+        "others-miss-it",
+        {"cosine": cosine, "rank": same, "rank_control": control, "ecinn": ours},
+        [[cosine.high < ours.low, not beyond.low > 0]],
+        {"n": n, "method": LABELS[METHOD]},
+    )
+
+
+def whole_face(lipstick: Audit) -> Measurement:
+    """Locate the change that the lipstick model makes."""
+    density = {region.name: region.density for region in lipstick.regions}
+    share = {region.name: region.share for region in lipstick.regions}
+    limit = limits("whole-face")
+    votes = [
+        density["eyes"].low > limit["chance"],
+        density["cheeks"].low > limit["chance"],
+        share["mouth"] < limit["mouth"],
+    ]
+    rows = [[region.name, region.share, region.density] for region in lipstick.regions]
+    return Measurement("whole-face", {"density": density, "share": share}, [votes], rows=rows)
+
+
+def smile_is_cheekbones(smile: Audit) -> Measurement:
+    """Compare the models of smiles and high cheekbones in the same way."""
+    compared = smile.comparisons[0]
+    same, control = compared.same.absolute, compared.shuffled.absolute
+    similar = limits("smile-cheekbones")["similar"]
+    return Measurement(
+        "smile-cheekbones",
+        {
+            "same": compared.same,
+            "shuffled": compared.shuffled,
+            "agreement": compared.agreement,
+        },
+        [[same.low > control.high, same.low > similar]],
+        {"n": compared.n},
+    )
+
+
+def measure_trade_off(context: Context) -> Iterator[Measurement]:
+    """Measure the claim about β where models trained at increasing β are at hand."""
+    path = beta_models.find(context.beta)
+    if path is not None:
+        yield trade_off(beta_models.read(path))
+
+
+def trade_off(result: TradeOff) -> Measurement:
+    """Errors and quality should fall with β, and both be nearly the best at β near one."""
+    n, models = result.training["test_images"], range(len(result.beta))
+    errors = [wilson(round(error * n), n) for error in result.error]
+    convinced = [wilson(result.convinced[k], result.judged[k]) for k in models]
+    near = min(models, key=lambda k: abs(math.log(result.beta[k])))
+    best = max(convinced, key=lambda share: share.mean)
+    least = min(errors, key=lambda share: share.mean)
+    falls = {
+        "errors_falling": falling([error.mean for error in errors]),
+        "convinced_falling": falling([share.mean for share in convinced]),
+        "frechet_growing": falling([-distance for distance in result.frechet]),
+    }
+    monotone = limits("beta")["monotone"]
+    votes = {
+        "errors_fall": falls["errors_falling"] >= monotone,
+        "fewer_convince": falls["convinced_falling"] >= monotone,
+        "distance_grows": falls["frechet_growing"] >= monotone,
+        "convinces_best": convinced[near].mean >= best.low,
+        "errs_least": errors[near].mean <= least.high,
+    }
+    columns = {
+        "beta": result.beta,
+        "error": errors,
+        "bits_per_dim": result.bits_per_dim,
+        "reached_q": result.reached_q,
+        "convinced": convinced,
+        "frechet": result.frechet,
+    }
+    return Measurement(
+        "beta",
+        columns,
+        [list(votes.values())],
+        {
+            "models": len(result.beta),
+            "training": result.training,
+            "near": result.beta[near],
+            "convinced_near": convinced[near],
+            "convinced_best": best,
+            "error_near": errors[near],
+            "error_least": least,
+            **falls,
+        },
+        {
+            "held": [name for name, holds in votes.items() if holds],
+            "failed": [name for name, holds in votes.items() if not holds],
+        },
+        list(zip(*columns.values(), strict=True)),
+    )
+
+
+def falling(values: Sequence[float]) -> float:
+    """Share of all pairs of which the later value is the smaller."""
+    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
+    return sum(b < a for a, b in pairs) / max(len(pairs), 1)

@@ -1,0 +1,177 @@
+"""Make Figures 8 and 9: faces into and out of smiles, and heatmaps of four labels."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, heatmaps
+from ecinn.attribution.scores import ExplainedINN
+from ecinn.drawing import pictures
+from ecinn.errors import InputError
+from ecinn.pixels import to_uint8
+from ecinn.progress import counter
+from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
+from ecinn.studies.inception.training import load_inception
+from ecinn.studies.paper.artefact import Context, Made, Need, caption
+from ecinn.studies.paper.explained import columns, draw, every_image
+from ecinn.studies.paper.style import Grid, Panel, draw_grid
+
+FACE_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "celeba-smile": ("¬smile", "smile"),
+        "celeba-cheekbones": ("¬cheekb.", "cheekb."),
+        "celeba-lipstick": ("¬lipstick", "lipstick"),
+        "celeba-makeup": ("¬makeup", "makeup"),
+    }
+)
+"""Models with short names of their classes; ¬ means “not”."""
+GRADIENT_METHODS = METHODS[1:]
+SHORT_NAMES = {
+    "integrated_gradients": "IntGrad",
+    "deep_lift_shap": "DeepL.SHAP",
+    "gradient_shap": "GradSHAP",
+}
+SAMPLE = 200
+"""Random training faces: their mean is the baseline of Integrated Gradients and DeepLift, the
+first of them are the baselines of the SHAP methods."""
+_BATCH_SIZE = 16
+"""Faces at once with gradients: about 1.5 GB."""
+
+
+def figure_8(context: Context) -> Made:
+    """Ten faces, five into a smile and five out of one."""
+    model, data = context.model("celeba-smile"), context.data("celeba/Smiling", "test")
+    generator = context.generator(8)
+    drawn = [draw(model, data, data.labels == label, 5, generator) for label in (0, 1)]
+    places = torch.cat(drawn)
+    explanation = model.explain(data.images[places], 1 - data.labels[places][:, None])
+    shown = every_image(explanation, tuple(places.tolist()))
+    figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
+    name = "figure-8"
+    captions = {name: caption(name, legend=shown.legend())}
+    return Made({name: figure}, data={name: shown.numbers()}, captions=captions)
+
+
+class Faces:
+    """Random faces of one label with the heatmaps of all methods, a row per face."""
+
+    def __init__(self, context: Context, name: str, n: int, generator: torch.Generator) -> None:
+        self.context, self.name, self.model = context, name, context.model(name)
+        dataset = self.model.checkpoint.recipe.dataset
+        data, training = (context.data(dataset, split) for split in ("test", "train"))
+        self.attribute = dataset.partition("/")[2]
+        everybody = torch.ones(len(data), dtype=torch.bool)
+        self.places = draw(self.model, data, everybody, n, generator)
+        self.explanation = self.model.explain(data.images[self.places], check=False)
+        order = torch.randperm(len(training), generator=generator)[:SAMPLE]
+        self.sample = self.model.pixels(training.images[order])
+
+    def inn_rows(self) -> list[tuple[Panel, ...]]:
+        """Input, counterfactual, ECINNh, and the gradient methods on the INN."""
+        e = self.explanation
+        inn = ExplainedINN(self.model.classifier, self.model.mu_bar)
+        maps = [e.heatmap[:, 0], *self._gradient_maps(inn)]
+        rows = []
+        for row in range(len(self.places)):
+            faces = (to_uint8(e.x[row]), e.stored_convincing[row, 0])
+            panels = [Panel(pictures.image_array(face)) for face in faces]
+            rows.append((*panels, *(_panel(of_method[row]) for of_method in maps)))
+        return rows
+
+    def cnn_rows(self, network: nn.Module | None = None) -> list[tuple[Panel, ...]]:
+        """Input, and the gradient methods on Inception-V3 for the same p and q."""
+        maps = self._gradient_maps(network or self._inception())
+        inputs = [pictures.image_array(to_uint8(x)) for x in self.explanation.x]
+        return [
+            (Panel(array), *(_panel(of_method[row]) for of_method in maps))
+            for row, array in enumerate(inputs)
+        ]
+
+    def _gradient_maps(self, explained: ExplainedINN | nn.Module) -> list[Tensor]:
+        e, device = self.explanation, self.model.device
+        x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
+        done = counter(self.context.observe, f"{self.name}, heatmaps", len(GRADIENT_METHODS))
+        maps: list[Tensor] = []
+        for method in GRADIENT_METHODS:
+            made = heatmaps(
+                explained,
+                x,
+                p,
+                q,
+                method,
+                baseline=self.sample.mean(0),
+                baselines=self.sample[: DEFAULTS.baselines],
+                batch_size=_BATCH_SIZE,
+            )
+            maps.append(made.maps.cpu())
+            done(len(maps))
+        return maps
+
+    def _inception(self) -> nn.Module:
+        assert self.context.inception is not None
+        path = self.context.inception / f"{self.attribute}.safetensors"
+        if not path.is_file():
+            raise InputError(
+                f"{path} is missing: make it with "
+                f"`ecinn inception celeba/{self.attribute} --out {path}`"
+            )
+        return load_inception(path, self.model.device, self.model.class_names).classifier
+
+    @property
+    def names(self) -> list[str]:
+        """The class that the model predicts for each face."""
+        return [FACE_MODELS[self.name][int(p)] for p in self.explanation.p]
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        """Positions and α of the faces."""
+        rows = every_image(self.explanation, tuple(self.places.tolist())).numbers()
+        kept = ("test_image", "p", "q", "alpha_0", "alpha_1")
+        return [{key: row[key] for key in kept} for row in rows]
+
+
+def _panel(heatmap: Tensor) -> Panel:
+    return Panel(pictures.heatmap_array(heatmap, pictures.robust_limit(heatmap)))
+
+
+def inn_grid(faces: Sequence[Faces]) -> Grid:
+    """Arrange the rows on the INNs, with the methods as headings."""
+    panels = [row for each in faces for row in each.inn_rows()]
+    return _grid(faces, panels, ("input", "counterf."), METHODS)
+
+
+def cnn_grid(faces: Sequence[Faces]) -> Grid:
+    """Arrange the same rows on Inception-V3, which the context must have."""
+    panels = [row for each in faces for row in each.cnn_rows()]
+    return _grid(faces, panels, ("input",), GRADIENT_METHODS)
+
+
+def _grid(
+    faces: Sequence[Faces],
+    panels: Sequence[tuple[Panel, ...]],
+    first: tuple[str, ...],
+    methods: Sequence[HeatmapMethod],
+) -> Grid:
+    names = tuple(name for each in faces for name in each.names)
+    headings = [SHORT_NAMES.get(method, METHOD_NAMES[method]) for method in methods]
+    return Grid(tuple(panels), names, (*first, *headings))
+
+
+def figure_9(context: Context) -> Made:
+    """Heatmaps of four labels by five methods, on INNs and on Inception-V3."""
+    generator = context.generator(9)
+    faces = [Faces(context, name, 1, generator) for name in FACE_MODELS]
+    figures = {"figure-9a": draw_grid(inn_grid(faces))}
+    captions = {"figure-9a": caption("figure-9")}
+    skipped: Mapping[str, Need] = {}
+    if context.inception is None:
+        captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
+        skipped = {"figure-9b": "inception"}
+    else:
+        figures["figure-9b"] = draw_grid(cnn_grid(faces))
+        captions["figure-9b"] = "(b) The same faces, p and q on Inception-V3, for the same labels."
+    data = {"figure-9": {each.name: each.numbers for each in faces}}
+    return Made(figures, data=data, captions=captions, skipped=skipped)

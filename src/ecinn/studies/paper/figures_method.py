@@ -1,0 +1,363 @@
+"""Make Figures 1 and 2: the method on one face, and its latent geometry with real digits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.data.celeba import ATTRIBUTES
+from ecinn.data.dataset import Dataset
+from ecinn.drawing import pictures
+from ecinn.explanation.result import Explanation
+from ecinn.model import Model
+from ecinn.pixels import StoredImages, to_uint8
+from ecinn.studies.paper import style
+from ecinn.studies.paper.artefact import Context, Made, caption
+from ecinn.studies.paper.explained import Shown, draw, every_image
+from ecinn.studies.paper.style import share
+
+FULL_COLOUR = 2.0
+"""A latent with full colour; under the model its standard deviation around its mean is 1."""
+_FACE, _LATENT = 3, 1
+"""Printed pixels per pixel of a face, and per latent."""
+P, Q = 4, 9
+"""The digits of Figure 2."""
+POINTS = 400
+"""Test images of either class."""
+
+Point = Float[Tensor, " 2"]
+Points = Float[Tensor, "_ 2"]
+
+
+def _encoded(model: Model, images: StoredImages) -> Float[Tensor, "batch dim"]:
+    return torch.cat([model.encode(part) for part in images.split(100)]).cpu()
+
+
+def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) -> pictures.Array:
+    """Arrange all latents row by row as signed colours, the lowest frequencies first."""
+    dim = len(latent)
+    height = max(side for side in range(1, math.isqrt(dim) + 1) if dim % side == 0)
+    return pictures.heatmap_array(latent.reshape(1, height, dim // height), limit)
+
+
+def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[list[Figure], Shown]:
+    """Draw n random women whom the model reads as without makeup, each into makeup."""
+    model, data = context.model("celeba-makeup"), context.data("celeba/Heavy_Makeup", "test")
+    assert data.attributes is not None
+    women = data.attributes[:, ATTRIBUTES.index("Male")] == 0
+    places = draw(model, data, women & (data.labels == 0), n, generator)
+    explanation = model.explain(data.images[places], 1)
+    z = _encoded(model, data.images[places])
+    delta = equations.latent_direction(model.mu_bar, explanation.p, explanation.q[:, 0])
+    changes = (explanation.alpha_1[:, :1] * delta).cpu()
+    figures = [
+        draw_pipeline(explanation, image, z[image], changes[image]) for image in range(len(z))
+    ]
+    return figures, every_image(explanation, tuple(places.tolist()))
+
+
+def figure_1(context: Context) -> Made:
+    """The method on a face."""
+    figures, shown = pipelines(context, 1, context.generator(1))
+    name = "figure-1"
+    return Made({name: figures[0]}, data={name: shown.numbers()}, captions={name: caption(name)})
+
+
+def draw_pipeline(
+    explanation: Explanation,
+    image: int,
+    z: Float[Tensor, " dim"],
+    change: Float[Tensor, " dim"],
+) -> Figure:
+    """Draw x, then z, α₁Δ and their sum below each other, then x̂ and h of the first target."""
+    e, pair = explanation, (image, 0)
+    faces = [
+        pictures.image_array(to_uint8(e.x[image])),
+        pictures.image_array(e.stored_convincing[pair]),
+        pictures.heatmap_array(e.heatmap[pair], pictures.robust_limit(e.heatmap[pair])),
+    ]
+    latents = [latent_picture(latent) for latent in (z, change, z + change)]
+    side = style.enlarged(faces[0].shape[1], _FACE)
+    tall, wide = (style.enlarged(pixels, _LATENT) for pixels in latents[0].shape[:2])
+    between, name, margin = 0.16, 0.13, 0.04
+    height = 3 * tall + 3 * name + 2 * between + margin
+    arrow = (style.COLUMN - 2 * margin - 3 * side - wide - 0.07) / 2
+    figure, page = style.page(style.COLUMN, height)
+
+    left, middle = margin + side + arrow, height / 2 - 0.08
+    top, centres = 0.0, []
+    sums = ("$z$", r"$\alpha_1\Delta$", r"$z+\alpha_1\Delta$")
+    for array, symbol in zip(latents, sums, strict=True):
+        style.write(page, left + wide / 2, top + 0.01, symbol, fontsize=style.NORMAL)
+        _, bottom = style.place(page, array, left, top + name, _LATENT)
+        centres.append((top + name + bottom) / 2)
+        top = bottom + between
+    for sign, above in (("+", 0), ("=", 1)):
+        down = (centres[above] + centres[above + 1] - name) / 2
+        style.write(page, left + wide / 2, down, sign, va="center", fontsize=style.LARGE)
+
+    lefts = (margin, left + wide + arrow, left + wide + arrow + side + 0.07)
+    certificate = e.convincing_certificate
+    p, winner = int(e.p[image]), int(certificate.winner[pair])
+    below = (
+        f"{e.class_names[p]}\n{share(float(e.posterior[image, p]))}",
+        f"{e.class_names[winner]}\n{share(float(certificate.verdict[pair][winner]))}",
+        "red: brighter\nblue: darker",
+    )
+    look: dict[str, Any] = {"va": "bottom", "fontsize": style.NORMAL}
+    for start, array, symbol, text in zip(
+        lefts, faces, ("$x$", r"$\hat{x}$", "$h$"), below, strict=True
+    ):
+        style.write(page, start + side / 2, middle - side / 2 - 0.03, symbol, **look)
+        _, bottom = style.place(page, array, start, middle - side / 2, _FACE)
+        style.write(page, start + side / 2, bottom + 0.03, text)
+    _arrow(page, (margin + side, middle), (left, centres[0]), "$f$")
+    _arrow(page, (left + wide, centres[2]), (lefts[1], middle), "$f^{-1}$")
+    return figure
+
+
+def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], name: str) -> None:
+    look: dict[str, Any] = {
+        "arrowstyle": "-|>", "color": style.GREEN, "linewidth": 1.0, "mutation_scale": 7,
+        "shrinkA": 2, "shrinkB": 2,
+    }  # fmt: skip
+    page.annotate("", end, start, arrowprops=look)
+    middle = (start[0] + end[0]) / 2 - 0.05, (start[1] + end[1]) / 2 - 0.04
+    look = {"ha": "right", "va": "center", "fontsize": style.LARGE, "color": style.GREEN}
+    style.write(page, *middle, name, **look)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The plane through the middle of μ_p and μ_q that Δ and w = μ_q − μ_p span.
+
+    It contains the normal of the decision boundary. So the boundary is a line in it, and the
+    projection of every latent lies on the same side of that line as the latent itself.
+    """
+
+    origin: Float[Tensor, " dim"]
+    along: Float[Tensor, " dim"]
+    """Δ/‖Δ‖."""
+    across: Float[Tensor, " dim"]
+    """The component of w orthogonal to Δ, scaled to length 1."""
+
+    def project(self, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 2"]:
+        """Return the coordinates of the nearest point of the plane."""
+        basis = torch.stack([self.along, self.across])
+        return (z - self.origin) @ basis.T
+
+
+def plane_of(
+    mu_p: Float[Tensor, " dim"], mu_q: Float[Tensor, " dim"], delta: Float[Tensor, " dim"]
+) -> Plane:
+    """Build its axes by Gram–Schmidt."""
+    along = delta / delta.norm()
+    w = mu_q - mu_p
+    across = w - (w @ along) * along
+    return Plane((mu_p + mu_q) / 2, along, across / across.norm())
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Points and directions of the figure, in the coordinates of the plane."""
+
+    points: tuple[Points, Points]
+    """Test images of p and of q."""
+    model_means: Points
+    """μ_p and μ_q."""
+    measured_means: Points
+    """μ̄_p and μ̄_q."""
+    normal: Point
+    """Normal of the decision boundary, which passes through the origin."""
+    z: Point
+    tipping: Point
+    convincing: Point
+    alpha_0: float
+    alpha_1: float
+
+    def right_side(self, side: int) -> float:
+        """Share of the points of a class that lie on its side of the boundary."""
+        towards_q = self.points[side] @ self.normal > 0
+        return float((towards_q == bool(side)).double().mean())
+
+    def numbers(self) -> dict[str, Any]:
+        """Return all numbers for the JSON file."""
+        return {
+            "model_means": _rounded(self.model_means),
+            "measured_means": _rounded(self.measured_means),
+            "boundary_normal": _rounded(self.normal),
+            "z": _rounded(self.z),
+            "tipping_point": _rounded(self.tipping),
+            "convincing": _rounded(self.convincing),
+            "alpha_0": round(self.alpha_0, 6),
+            "alpha_1": round(self.alpha_1, 6),
+            "points": [_rounded(points) for points in self.points],
+        }
+
+
+def _rounded(values: Tensor) -> Any:  # noqa: ANN401
+    return (values.double() * 1e4).round().div(1e4).tolist()
+
+
+def geometry(
+    mu: Float[Tensor, "2 dim"],
+    mu_bar: Float[Tensor, "2 dim"],
+    latents: tuple[Float[Tensor, "some dim"], Float[Tensor, "others dim"]],
+    z: Float[Tensor, " dim"],
+) -> Geometry:
+    """Project the latents of two classes, p first; z belongs to p and is moved to q."""
+    delta = mu_bar[1] - mu_bar[0]
+    plane = plane_of(mu[0], mu[1], delta)
+    alpha_0 = equations.tipping_point_alpha(z, delta, mu[0], mu[1])
+    alpha_1 = equations.convincing_alpha(alpha_0)
+    w, _ = equations.decision_boundary(mu[0], mu[1])
+    return Geometry(
+        points=(plane.project(latents[0]), plane.project(latents[1])),
+        model_means=plane.project(mu),
+        measured_means=plane.project(mu_bar),
+        # w lies in the plane, so that projecting it loses nothing.
+        normal=torch.stack([w @ plane.along, w @ plane.across]),
+        z=plane.project(z),
+        tipping=plane.project(z + alpha_0 * delta),
+        convincing=plane.project(z + alpha_1 * delta),
+        alpha_0=float(alpha_0),
+        alpha_1=float(alpha_1),
+    )
+
+
+def projected(
+    model: Model, data: Dataset, p: int, q: int, generator: torch.Generator
+) -> tuple[Geometry, Figure, int]:
+    """Project random test images of p and q and explain one of p; also return its position."""
+    place = int(draw(model, data, data.labels == p, 1, generator))
+    drawn = [_some(data.labels == label, generator) for label in (p, q)]
+    first, second = (_encoded(model, data.images[places]).double() for places in drawn)
+    z = _encoded(model, data.images[place : place + 1])[0].double()
+    mu, mu_bar = (means[[p, q]].cpu().double() for means in (model.mu, model.mu_bar))
+    result = geometry(mu, mu_bar, (first, second), z)
+    explanation = model.explain(data.images[place], q)
+    images = (
+        to_uint8(explanation.x[0]),
+        explanation.stored_tipping_point[0, 0],
+        explanation.stored_convincing[0, 0],
+    )
+    arrays = [pictures.image_array(image) for image in images]
+    return result, draw_geometry(result, arrays, data.class_names[p], data.class_names[q]), place
+
+
+def figure_2(context: Context) -> Made:
+    """The latent geometry of two digits."""
+    model, data = context.model("mnist"), context.data("mnist", "test")
+    result, figure, place = projected(model, data, P, Q, context.generator(2))
+    right = [result.right_side(side) for side in (0, 1)]
+    distance = [
+        float((means[1] - means[0]).norm())
+        for means in (result.model_means, result.measured_means)
+    ]
+    text = caption(
+        "figure-2",
+        points=POINTS,
+        p=P,
+        q=Q,
+        right_p=right[0],
+        right_q=right[1],
+        model=distance[0],
+        measured=distance[1],
+        alpha_0=result.alpha_0,
+        alpha_1=result.alpha_1,
+    )
+    numbers = result.numbers() | {"test_image": place, "on_their_side": right}
+    return Made({"figure-2": figure}, data={"figure-2": numbers}, captions={"figure-2": text})
+
+
+def _some(among: Tensor, generator: torch.Generator) -> Tensor:
+    candidates = among.nonzero()[:, 0]
+    return candidates[torch.randperm(len(candidates), generator=generator)[:POINTS]]
+
+
+def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
+    """Draw the plane with equal scales on both axes, below the images of z, α₀ and α₁."""
+    everything = torch.cat([*scene.points, scene.model_means, scene.measured_means])
+    low, high = everything.amin(0) - 0.5, everything.amax(0) + 0.5
+    reach = float(torch.stack([-low[1], high[1], torch.tensor(3.2).double()]).max())
+    width = style.COLUMN
+    inch = (width - 0.12) / float(high[0] - low[0])
+    top, bottom, tall = 0.56, 0.14, 2 * reach * inch
+    figure, page = style.page(width, top + tall + bottom)
+    with style.styled():
+        axes = figure.add_axes((0.06 / width, bottom / (top + tall + bottom),
+                                (width - 0.12) / width, tall / (top + tall + bottom)))  # fmt: skip
+    axes.set(xlim=(float(low[0]), float(high[0])), ylim=(-reach, reach), xticks=[], yticks=[])
+    axes.patch.set_alpha(0.0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    with style.styled():
+        _draw_plane(axes, scene, p, q)
+    marks = ((scene.z, "$x$"), (scene.tipping, r"$\hat{x}$ at $\alpha_0$"),
+             (scene.convincing, r"$\hat{x}$ at $\alpha_1$"))  # fmt: skip
+    side = style.enlarged(28, 3)
+    for (point, name), array in zip(marks, images, strict=True):
+        across = 0.06 + (float(point[0]) - float(low[0])) * inch
+        down = top + (reach - float(point[1])) * inch
+        style.write(page, across, 0.02, name)
+        style.place(page, array, across - side / 2, 0.13, 3)
+        page.plot([across] * 2, [0.13 + side, down - 0.05], color=style.FRAME, linewidth=0.5)
+    scale = 0.06 + 2 * inch
+    page.plot([0.06, scale], [top + tall + 0.06] * 2, color=style.MUTED, linewidth=0.8)
+    look: dict[str, Any] = {"ha": "left", "va": "center", "color": style.MUTED}
+    style.write(page, scale + 0.04, top + tall + 0.06, r"2 ($2\sigma$ of the model)", **look)
+    look["ha"] = "right"
+    text = r"$\rightarrow$ along $\Delta$,  $\uparrow$ the rest of $\mu_q-\mu_p$"
+    style.write(page, width - 0.06, top + tall + 0.06, text, **look)
+    return figure
+
+
+def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
+    clear: dict[str, Any] = {"va": "center", "bbox": dict(style.CLEAR)}
+    # The boundary falls from left to right, which leaves room below p and above q.
+    for points, colour, name, level in zip(
+        scene.points, (style.SKY, style.PURPLE), (p, q), (-2.1, 2.1), strict=True
+    ):
+        x, y = points.T.numpy()
+        axes.plot(x, y, ".", color=colour, markersize=2.2, markeredgewidth=0, alpha=0.7)
+        text = f"test images of {name}"
+        style.write(axes, float(x.mean()), level, text, color=colour, **clear)
+    left, right = axes.get_xlim()
+    slope = float(-scene.normal[0] / scene.normal[1])
+    axes.plot([left, right], [slope * left, slope * right], color=style.BLUE, zorder=3)
+    high = axes.get_ylim()[1] - 0.5
+    look = clear | {"ha": "left", "color": style.BLUE}
+    style.write(axes, high / slope + 1.0, high, "decision boundary", **look)
+    axes.plot([left, right], [float(scene.z[1])] * 2, color=style.ORANGE, zorder=3)
+    for mean, letter, up in zip(scene.model_means.tolist(), "pq", (-1, 1), strict=True):
+        axes.add_patch(
+            Circle(tuple(mean), 1, fill=False, edgecolor=style.INK, linestyle=":", linewidth=0.6)
+        )
+        axes.plot(*mean, "o", color=style.INK, markersize=3, zorder=5)
+        style.write(axes, mean[0], mean[1] + 1.5 * up, rf"$\mu_{letter}$", **clear)
+    start, end = scene.measured_means.tolist()
+    arrow = {"arrowstyle": "-|>", "color": style.GREEN, "linewidth": 0.9, "mutation_scale": 7}
+    axes.annotate("", end, start, arrowprops=arrow | {"shrinkA": 0, "shrinkB": 2}, zorder=4)
+    # Points on the line are named on one side of both lines, means on the other.
+    above = -1 if scene.z[1] < start[1] else 1
+    for mean, letter in zip((start, end), "pq", strict=True):
+        axes.plot(*mean, "s", color=style.GREEN, markersize=3.5, zorder=5)
+        name = rf"$\bar{{\mu}}_{letter}$"
+        style.write(axes, mean[0], mean[1] - 0.75 * above, name, color=style.GREEN, **clear)
+    place = 0.8 * start[0] + 0.2 * end[0], start[1] - 0.65 * above
+    style.write(axes, *place, r"$\Delta$", color=style.GREEN, **clear)
+    for point, colour, name in (
+        (scene.z, style.ORANGE, "$z$"),
+        (scene.tipping, style.BLUE, r"$\alpha_0$"),
+        (scene.convincing, style.INK, r"$\alpha_1$"),
+    ):
+        axes.plot(*point.tolist(), "s", color=colour, markersize=3.5, zorder=6)
+        place = (float(point[0]), float(point[1]) + 0.75 * above)
+        style.write(axes, *place, name, color=colour, **clear)

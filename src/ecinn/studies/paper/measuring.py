@@ -1,0 +1,183 @@
+"""Measure claims: explained samples, counted and timed evaluations, correlations."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError
+from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.result import Explanation
+from ecinn.metrics.heatmaps import rank_similarity
+from ecinn.metrics.statistics import Interval, bootstrap
+from ecinn.model import Model
+from ecinn.pixels import Images, Labels, StoredImages
+from ecinn.progress import Observer, Progress, ignore
+from ecinn.studies.benchmark.quality import random_of_class
+from ecinn.studies.benchmark.side_by_side import draw_pairs
+
+RESAMPLES = 1000
+BATCH_SIZE = 125
+
+Values = Float[Tensor, " values"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all measurements; the defaults take some minutes on two CPU cores."""
+
+    digits: int = 1000
+    searched: int = 64
+    """Digits that gradient searches are run on."""
+    few: int = 200
+    """Digits of the measurements that need fewer."""
+    timings: int = 15
+    maps: int = 32
+    """Digits whose heatmaps are made."""
+    twins: int = 6
+    """Networks of every activation."""
+    twin_images: int = 16_384
+    """Images that each of them is trained on."""
+    averaged: int = 400
+    """Training images of every class, for means of latents and of features."""
+    faces: int = 100
+    face_maps: int = 8
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Random test images, each explained with a random target."""
+
+    model: Model
+    index: Labels
+    """Positions among the test images."""
+    images: StoredImages
+    p: Labels
+    q: Labels
+    parts: tuple[Explanation, ...]
+    """Explanations at α₁, in batches."""
+    real: StoredImages
+    """Control: a random real image of q."""
+
+    def gather(self, select: Callable[[Explanation], Tensor]) -> Tensor:
+        """Concatenate a field of all explanations."""
+        return torch.cat([select(part) for part in self.parts]).cpu()
+
+    @property
+    def stored(self) -> StoredImages:
+        """The convincing counterfactuals as 8-bit images."""
+        return self.gather(lambda e: e.stored_convincing[:, 0])
+
+    @property
+    def change(self) -> Images:
+        """Eq. 4 at α₁: x̂ − x."""
+        return self.gather(lambda e: e.heatmap[:, 0])
+
+    @property
+    def smoothed_label(self) -> float:
+        """1 − s + s/K: the posterior of the correct class that training asks for."""
+        smoothing = self.model.checkpoint.recipe.label_smoothing
+        return 1 - smoothing + smoothing / len(self.model.class_names)
+
+    def posterior_of_q(self, posterior: Tensor) -> Values:
+        """Select p(q) from the posteriors of all classes."""
+        return posterior.double().gather(1, self.q[:, None])[:, 0]
+
+
+def explained_sample(
+    model: Model, data: Dataset, n: int, seed: int, observe: Observer = ignore
+) -> Sample:
+    """Draw images and targets and explain them; the classifier also reads the stored images."""
+    pairs = draw_pairs(model, data, n, seed)
+    parts = []
+    for rows in torch.arange(n).split(BATCH_SIZE):
+        parts.append(model.explain(pairs.images[rows], pairs.q[rows, None]))
+        done = int(rows[-1]) + 1
+        observe(Progress(f"explaining {model.checkpoint.recipe.dataset}", done, n))
+    real = random_of_class(data, pairs.q, torch.Generator().manual_seed(seed + 1))
+    return Sample(model, pairs.index, pairs.images, pairs.p, pairs.q, tuple(parts), real)
+
+
+class CountedClassifier:
+    """A classifier that counts its evaluations."""
+
+    def __init__(self, classifier: InvertibleClassifier) -> None:
+        self.classifier = classifier
+        self.encodes = self.decodes = 0
+
+    @property
+    def mu(self) -> Tensor:
+        """Class means."""
+        return self.classifier.mu
+
+    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z = f(x) and log |det J|."""
+        self.encodes += 1
+        return self.classifier.encode_with_log_det(x)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """x = f⁻¹(z)."""
+        self.decodes += 1
+        return self.classifier.decode(z)
+
+
+def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Time a function until the device has finished, after one run that is not timed."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        _wait_for(device)
+        start = time.perf_counter()
+        run()
+        _wait_for(device)
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[repeats // 2]
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def pearson(
+    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
+) -> Interval:
+    """Pearson's r, bootstrapped over pairs."""
+
+    def correlation(a: Tensor, b: Tensor) -> Tensor:
+        a, b = a - a.mean(), b - b.mean()
+        return (a * b).sum() / (a.norm() * b.norm())
+
+    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+
+
+def spearman(
+    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
+) -> Interval:
+    """Spearman's ρ, bootstrapped over pairs."""
+
+    def correlation(a: Tensor, b: Tensor) -> Tensor:
+        return rank_similarity(a[None, None], b[None, None])[0]
+
+    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+
+
+def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
+    """Σ part / Σ whole, bootstrapped over pairs."""
+    pairs = _finite(part, whole, 1)
+    return bootstrap(
+        lambda a, b: a.sum() / b.sum(), *pairs, resamples=RESAMPLES, generator=generator
+    )
+
+
+def _finite(a: Values, b: Values, least: int) -> tuple[Tensor, Tensor]:
+    """Keep the pairs that are finite."""
+    finite = a.isfinite() & b.isfinite()
+    n = int(finite.sum())
+    if n < least:
+        raise InputError(f"at least {least} pairs of finite values are needed, not {n}")
+    return a[finite].double(), b[finite].double()
