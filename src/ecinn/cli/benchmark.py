@@ -5,11 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
@@ -67,7 +63,7 @@ def authors_benchmark(
         if models[name].recipe.dataset != dataset:
             raise InputError(f"{names[name]} is not a model of {dataset}: give one that is")
     autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
-    judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
+    judges = find_judges(judges_name, "mnist").to(models["mnist"].device)
     folder = output_folder(out_dir)
     line = command_line("authors", data="DIR", model=model, fake_model=fake_model, limit=limit)
     line += "" if curve else " --no-curve"
@@ -285,6 +281,10 @@ def finish(
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables on the terminal, as wide as their figures need."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as RichTable
+
     for table in tables:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))
