@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from ecinn.cli.app import Device, Json, app, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
@@ -283,6 +280,10 @@ def finish(
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables on the terminal, as wide as their figures need."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as RichTable
+
     for table in tables:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))

@@ -23,6 +23,8 @@ from ecinn.studies.benchmark.side_by_side import draw_pairs
 from helpers.builders import random_images, small_cnn, small_model
 from helpers.heatmap_benchmark import CUE, FIRST, SEED, SMALL, N, measure, row_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def subject() -> tuple[Model, nn.Module]:
