@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ecinn.cli.app import Device, app, device_name, err, out, plain
-from ecinn.cli.progress import bars, load_images, training_bar
+from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset
+    from ecinn.progress import Progress
     from ecinn.studies.paper.beta_models import Jury
-    from ecinn.training import loop
 
 
 @app.command()
@@ -61,7 +61,7 @@ def beta(
             compared = beta_models.compare([*models, *earlier], test, places, torch.device(chosen))
             beta_models.save(compared, results)
             _print_result(model)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedRunError):
         raise InterruptedRunError("interrupted; run the same command to continue") from None
     out.print(f"wrote {plain(str(results))}")
 
@@ -70,9 +70,8 @@ def _earlier(
     out_dir: Path, values: list[float], epochs: int | None, train: "Dataset", test: "Dataset"
 ) -> list["Checkpoint"]:
     """Load finished models of other β in the folder, which stay in the results."""
-    from ecinn.classifier.checkpoint import load_checkpoint
+    from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
     from ecinn.studies.paper import beta_models
-    from ecinn.training.loop import MODEL_FILE
 
     models = []
     for path in sorted(out_dir.glob(f"beta-*/{MODEL_FILE}")):
@@ -87,9 +86,8 @@ def _finished(
     folder: Path, recipe: "Recipe", train: "Dataset", test: "Dataset"
 ) -> "Checkpoint | None":
     """Load a model that an earlier run trained and measured."""
-    from ecinn.classifier.checkpoint import load_checkpoint
+    from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
     from ecinn.studies.paper import beta_models
-    from ecinn.training.loop import MODEL_FILE
 
     path = folder / MODEL_FILE
     if not path.is_file():
@@ -113,32 +111,22 @@ def _train(
     task: str,
 ) -> "Checkpoint":
     """Train or continue, measure, and remove the state that is only needed to continue."""
-    import torch
-
-    from ecinn.classifier.checkpoint import save_checkpoint
+    from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
     from ecinn.model import Model
     from ecinn.training import loop
-    from ecinn.training.evaluation import evaluate
 
-    with training_bar() as show:
+    with bars() as show:
 
-        def observe(p: "loop.Progress") -> None:
-            show(task, p.step, p.steps, None)
+        def observe(progress: "Progress") -> None:
+            show(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
 
         model = loop.train(
-            recipe, train, folder, device=torch.device(device), resume=True, observe=observe
+            recipe, train, folder, test=test, device=device, resume=True, observe=observe
         )
-    with bars() as observe_measuring:
-        result = evaluate(
-            Model(model, device),
-            test,
-            observe=lambda done: observe_measuring(f"{task}: measuring", done, len(test)),
-        )
-        judged = jury.judge(Model(model, device))
+    judged = jury.judge(Model(model, device))
     model.classifier.cpu()
-    metrics = dataclasses.asdict(result) | dataclasses.asdict(judged)
-    model = dataclasses.replace(model, metrics=metrics)
-    save_checkpoint(model, folder / loop.MODEL_FILE)
+    model = dataclasses.replace(model, metrics={**model.metrics, **dataclasses.asdict(judged)})
+    save_checkpoint(model, folder / MODEL_FILE)
     for name in loop.STATE_FILES:
         (folder / name).unlink(missing_ok=True)
     return model
