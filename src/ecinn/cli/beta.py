@@ -115,19 +115,18 @@ def _train(
     from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
     from ecinn.model import Model
     from ecinn.training import loop
-    from ecinn.training.evaluation import evaluate
 
     with bars() as observe:
 
         def observe_task(progress: "Progress") -> None:
             observe(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
 
-        model = loop.train(recipe, train, folder, device=device, resume=True, observe=observe_task)
-        result = evaluate(Model(model, device), test, observe=observe_task)
-        judged = jury.judge(Model(model, device))
+        model = loop.train(
+            recipe, train, folder, test=test, device=device, resume=True, observe=observe_task
+        )
+    judged = jury.judge(Model(model, device))
     model.classifier.cpu()
-    metrics = dataclasses.asdict(result) | dataclasses.asdict(judged)
-    model = dataclasses.replace(model, metrics=metrics)
+    model = dataclasses.replace(model, metrics={**model.metrics, **dataclasses.asdict(judged)})
     save_checkpoint(model, folder / MODEL_FILE)
     for name in loop.STATE_FILES:
         (folder / name).unlink(missing_ok=True)

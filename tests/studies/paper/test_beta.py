@@ -148,6 +148,7 @@ def judges() -> Judges:
     return load_judges("mnist")
 
 
+@pytest.mark.slow
 def test_a_jury_asks_the_same_of_every_model(judges: Judges, test_digits: Dataset) -> None:
     """Random digits, each once, and targets that are any class but the label's."""
     jury = Jury.assemble(judges, test_digits)
@@ -293,6 +294,7 @@ def test_falling_counts_pairs() -> None:
     assert falling([2.0, 3.0, 1.0]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_command_trains_once_and_goes_on(tiny: Recipe, tmp_path: Path, monkeypatch) -> None:
     given = ("beta", "--out", tmp_path, "--epochs", 1, "--limit", 200, "--device", "cpu")
     code, out, err = run(*given, "--beta", 2)

@@ -147,6 +147,7 @@ def test_the_judge_reads_pixels_as_it_reads_8_bit_images() -> None:
     torch.testing.assert_close(on_pixels, network(scaled(images)), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_evidence_is_more_faithful_than_noise(mnist, small_classifier, generator) -> None:
     """Who has the classifier's own evidence wins over noise; and loses with noise against it."""
     small = dataclasses.replace(

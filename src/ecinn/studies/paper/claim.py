@@ -96,7 +96,7 @@ def judge(votes: Sequence[Votes]) -> Verdict:
 def claim_of(measurement: Measurement) -> Claim:
     """Judge a measurement and report it."""
     entry = entries()[measurement.name]
-    values = limits(entry.name) | measurement.words | measurement.numbers
+    values = {**limits(entry.name), **measurement.words, **measurement.numbers}
     for place, keys in measurement.chosen.items():
         phrases = [fill(entry.phrases[key], values) for key in keys]
         values[place] = "; ".join(phrases) if keys else "nothing"

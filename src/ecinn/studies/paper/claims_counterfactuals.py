@@ -101,7 +101,7 @@ def two_evaluations(
 def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
     """Run two gradient searches on the same classifier and compare passes and persuasion."""
     pairs = Pairs(sample.index[:n], sample.images[:n], sample.p[:n], sample.q[:n])
-    numbers = {}
+    numbers: dict[str, dict[str, Any]] = {}
     for name in ("ecinn", *SEARCHES):
         prepare = partial(METHODS[name], sample.model, _no_training, ignore)
         made = make_counterfactuals(prepare, pairs, sample.model.device)

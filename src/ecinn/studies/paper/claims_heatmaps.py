@@ -24,6 +24,7 @@ from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits
 from ecinn.studies.paper.measuring import RESAMPLES, Sizes
 from ecinn.studies.paper.words import show
+from ecinn.training.networks import one_cycle, seeded, train_network
 
 GRADIENT_METHODS: tuple[HeatmapMethod, ...] = METHODS[1:]
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
@@ -247,22 +248,25 @@ def train_twin(
     data: Dataset, activation: Callable[[], nn.Module], seed: int, width: int
 ) -> OnPixels:
     """Train one epoch with AdamW; weights and order start the same for every activation."""
-    channels = data.images.shape[1]
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(seed)
-        network = ConvolutionalNetwork(channels, len(data.class_names), width)
+    with seeded(torch.device("cpu"), seed):
+        network = ConvolutionalNetwork(data.images.shape[1], len(data.class_names), width)
     for position, module in enumerate(network.body):
         if isinstance(module, nn.ReLU):
             network.body[position] = activation()
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).split(64)
-    optimiser = torch.optim.AdamW(network.parameters(), 4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=len(order) + 1)
-    for batch in order:
-        loss = F.cross_entropy(network(scaled(data.images[batch])), data.labels[batch])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
+
+    def loss(batch: Labels) -> tuple[Tensor, None]:
+        return F.cross_entropy(network(scaled(data.images[batch])), data.labels[batch]), None
+
+    train_network(
+        network,
+        loss,
+        torch.optim.AdamW(network.parameters(), 4e-3),
+        images=len(data),
+        batch_size=64,
+        epochs=1,
+        generator=torch.Generator().manual_seed(seed),
+        schedule=one_cycle(4e-3, extra_steps=1),
+    )
     return OnPixels(network).eval().requires_grad_(requires_grad=False)
 
 

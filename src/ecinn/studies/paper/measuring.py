@@ -149,8 +149,7 @@ def pearson(
     """Pearson's r, bootstrapped over pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
-        a, b = a - a.mean(), b - b.mean()
-        return (a * b).sum() / (a.norm() * b.norm())
+        return torch.corrcoef(torch.stack([a, b]))[0, 1].nan_to_num()
 
     return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
 
