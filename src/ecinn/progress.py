@@ -11,8 +11,8 @@ class Progress:
     task: str
     done: int
     total: int
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """Such as loss, error and images per second; empty for plain counting."""
+    figures: Mapping[str, float | int] = field(default_factory=dict)
+    """Such as epoch, epochs, loss, bits_per_dim, error and images_per_second."""
 
 
 Observer = Callable[[Progress], None]

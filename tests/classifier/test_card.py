@@ -137,7 +137,7 @@ def test_settings_are_the_checkpoints(make) -> None:
         recipe,
         learning_rate=0.0021,
         finetuning=FineTuning(3, 1.1, 2.2, 3.3, learning_rate=0.0004),
-        means_label_smoothing=0.07,
+        refit_label_smoothing=0.07,
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
     rows = dict(card(make(other), 1).settings.table)
@@ -151,11 +151,11 @@ def test_settings_are_the_checkpoints(make) -> None:
 
 
 def test_both_stages_and_their_start_are_told(make) -> None:
-    first = {**STAGE, "start": "celeba-attributes", "training_images": 24_996}
+    first = {**STAGE, "init_from": "celeba-attributes", "training_images": 24_996}
     record = {"first_stage": first, **STAGE, "seconds": 64.3}
     taught = card(make(CELEBA[0], training=record), 1).usage.code
     assert "ecinn teacher --out TEACHER --celeba FOLDER" in taught
-    assert taught[-1].endswith("--out DIR --start START --teacher TEACHER --celeba FOLDER")
+    assert taught[-1].endswith("--out DIR --init-from START --teacher TEACHER --celeba FOLDER")
     about = card(make(dataclasses.replace(CELEBA[0], distillation_weight=0.0), training=record), 1)
     begun, one, two = about.training.sentences
     assert begun == "Begun with the layers of celeba-attributes."
@@ -165,14 +165,15 @@ def test_both_stages_and_their_start_are_told(make) -> None:
     train = [line for line in about.usage.code if "ecinn train" in line]
     assert train == [
         "ecinn train celeba-attributes --out START --celeba FOLDER",
-        "ecinn train celeba-smile --out DIR --start START --distillation_weight 0 --celeba FOLDER",
+        "ecinn train celeba-smile --out DIR --init-from START --distillation-weight 0 "
+        "--celeba FOLDER",
     ]
     other = dataclasses.replace(
         CELEBA[0], distillation_weight=0.0, epochs=20, learning_rate=1e-3, finetuning=None
     )
     assert card(make(other, training=record), 1).usage.code[-1] == (
-        "ecinn train celeba-smile --out DIR --start START --epochs 20 --learning-rate 0.001 "
-        "--distillation_weight 0 --refine-epochs 0 --celeba FOLDER"
+        "ecinn train celeba-smile --out DIR --init-from START --epochs 20 --learning-rate 0.001 "
+        "--distillation-weight 0 --finetune-epochs 0 --celeba FOLDER"
     )
 
 

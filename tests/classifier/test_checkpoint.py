@@ -1,4 +1,4 @@
-"""Saving and loading: nothing lost, nothing half-written, nothing loaded that does not fit."""
+"""Checkpoints: complete round trips, atomic writes, and errors for files that do not fit."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 from ecinn.classifier.checkpoint import (
+    SHIPPED,
     Checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -66,6 +67,23 @@ def test_a_training_folder_is_a_model(checkpoint: Checkpoint, tmp_path: Path) ->
     assert load_checkpoint(tmp_path).class_names == checkpoint.class_names
 
 
+@pytest.mark.parametrize("name", shipped_models())
+def test_shipped_models_are_read_with_the_current_names(name: str) -> None:
+    """Every setting is found under its name of today, also in the training record."""
+    data = (SHIPPED / f"{name}.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    stored = json.loads(header["__metadata__"]["about"])
+    checkpoint = load_checkpoint(name)
+    settings = stored["experiment"]
+    assert checkpoint.recipe.aligned == settings.get("upright", False)
+    assert checkpoint.recipe.mnist_framing == settings.get("digits", False)
+    assert checkpoint.recipe.refit_label_smoothing == settings["means_label_smoothing"]
+    assert checkpoint.recipe.ema_decay == settings["averaging"]
+    assert checkpoint.training.get("init_from") == stored["training"].get("start")
+    metrics = stored["metrics"]
+    assert checkpoint.metrics.get("reached_q_corrected") == metrics.get("reached_q_verified")
+
+
 def test_unknown_model_lists_the_known() -> None:
     with pytest.raises(InputError, match=", ".join(shipped_models())):
         load_checkpoint("resnet")
@@ -105,11 +123,12 @@ DAMAGE = {
     ),
     "missing weight": lambda path: _rewrite(path, lambda a, m, t: t.pop("classifier.mu")),
     "no settings": lambda path: _rewrite(path, lambda a, m, t: a.pop("recipe")),
+    "other kind": lambda path: _rewrite(path, lambda a, m, t: a.update(kind="judges")),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_does_not_fit_is_refused_in_one_line(
+def test_files_that_do_not_fit_are_refused_in_one_line(
     damage: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.safetensors"
@@ -127,6 +146,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         output_folder(tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """A real failure of write(2): a process that may not write files larger than 20 kB."""
     path = tmp_path / "m.safetensors"
@@ -135,12 +155,12 @@ def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> No
     assert len(before) > 20_000
     program = (
         "import resource, sys, pathlib\n"
-        "from ecinn import load_checkpoint, save_checkpoint, EcinnError\n"
+        "from ecinn import load, EcinnError\n"
         "path = pathlib.Path(sys.argv[1])\n"
-        "checkpoint = load_checkpoint(path)\n"
+        "model = load(path)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "try:\n"
-        "    save_checkpoint(checkpoint, path)\n"
+        "    model.save(path)\n"
         "except EcinnError as error:\n"
         "    sys.exit(str(error))\n"
     )

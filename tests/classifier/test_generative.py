@@ -1,5 +1,6 @@
 """The generative classifier as a probability model."""
 
+import pytest
 import torch
 
 from ecinn.classifier.generative import PART_SIZE, GenerativeClassifier
@@ -7,6 +8,7 @@ from ecinn.flow.network import Architecture, Stage
 from helpers.builders import randomise
 
 
+@pytest.mark.slow
 def test_density_integrates_to_one() -> None:
     """∫ p(x|y) dx = 1, by brute force over a two-pixel image seen through a 2×2 network."""
     architecture = Architecture(1, 2, 2, 2, (Stage(1, 4),), dense_width=4, seed=1)

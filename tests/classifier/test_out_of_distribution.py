@@ -1,4 +1,4 @@
-"""What is usual of training images, and what is called unlike them."""
+"""Out-of-distribution detection: likelihood, texture and pose."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from scipy.spatial.distance import mahalanobis
 
 from ecinn.classifier.out_of_distribution import (
-    RARE,
+    FALSE_ALARM_RATE,
     REASONS,
     RIDGE,
     OODDetector,
@@ -44,24 +44,26 @@ def test_texture_is_the_mahalanobis_distance_of_energies(residual: torch.Tensor)
     expected = [mahalanobis(row, mean, inverse) ** 2 for row in energies[:50]]
     assert np.allclose(texture.distance(residual[:50]).numpy(), expected, rtol=1e-4)
     outside = (texture.distance(residual) > texture.limit).float().mean()
-    assert abs(float(outside) - RARE) < 0.001
+    assert abs(float(outside) - FALSE_ALARM_RATE) < 0.001
     # All at once louder is usual here; one frequency against the others is not.
     smooth = residual[:20] * torch.where(FREQUENCY == 2, 0.02, 1.0)
     assert (texture.distance(smooth) > texture.limit).all()
     assert (texture.distance(1.5 * residual[:20]) > texture.limit).float().mean() < 0.2
 
 
-def test_log_p_is_called_rare_on_both_sides(generator: torch.Generator) -> None:
+def test_unusual_log_p_is_flagged_on_both_sides(generator: torch.Generator) -> None:
     log_p = 7 + torch.randn(20_000, generator=generator)
     low, high = fit_log_p(log_p)
-    expected = np.quantile(log_p.double().numpy(), [RARE / 2, 1 - RARE / 2])
+    expected = np.quantile(
+        log_p.double().numpy(), [FALSE_ALARM_RATE / 2, 1 - FALSE_ALARM_RATE / 2]
+    )
     assert np.allclose([low, high], expected)
     z = torch.zeros(3, 4)
-    unlike = OODDetector((low, high)).flags(z, z, torch.tensor([low - 1, 7.0, high + 1]))
-    assert unlike.tolist() == [[True, False, False], [False] * 3, [True, False, False]]
+    flags = OODDetector((low, high)).flags(z, z, torch.tensor([low - 1, 7.0, high + 1]))
+    assert flags.tolist() == [[True, False, False], [False] * 3, [True, False, False]]
 
 
-def test_pose_tells_what_it_was_not_shown(generator: torch.Generator) -> None:
+def test_pose_generalises_to_new_images(generator: torch.Generator) -> None:
     direction = torch.randn(40, generator=generator)
     z = torch.randn(2000, 40, generator=generator) + direction
     other = torch.randn(3000, 40, generator=generator) - direction
@@ -70,37 +72,36 @@ def test_pose_tells_what_it_was_not_shown(generator: torch.Generator) -> None:
     fresh = torch.randn(5000, 40, generator=generator) + direction
     assert float((pose.score(fresh) < pose.limit).float().mean()) < 0.02
     usual = OODDetector((-1.0, 1.0), pose=pose)
-    unlike = usual.flags(other[:9], other[:9], torch.zeros(9))
-    assert unlike[:, REASONS.index("pose")].all()
-    assert not unlike[:, 0].any()
+    flags = usual.flags(other[:9], other[:9], torch.zeros(9))
+    assert flags[:, REASONS.index("pose")].all()
+    assert not flags[:, 0].any()
 
 
 @pytest.mark.parametrize("fitted", [150, 4000])
-def test_pose_is_a_ridge_regression_whose_limit_other_pictures_set(
-    fitted: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+def test_pose_is_a_ridge_regression_with_a_limit_from_other_images(
+    fitted: int, generator: torch.Generator
 ) -> None:
     """In the primal form, with an intercept by centring."""
-    monkeypatch.setattr("ecinn.classifier.out_of_distribution.FITTED", fitted)
     scale = 20 * torch.rand(12, generator=generator, dtype=torch.float64)
     z = 4 + scale * torch.randn(900, 12, generator=generator, dtype=torch.float64)
     other = scale * torch.randn(400, 12, generator=generator, dtype=torch.float64) - 3
-    pose = fit_pose(z, other)
-    count = min(fitted, 400)  # of either kind; half of z are more
+    pose = fit_pose(z, other, most=fitted)
+    count = min(fitted, 400)  # of either kind; half of z is more
     rows = np.concatenate([z[:count], other[:count]])
     rows -= rows.mean(0)
     sign = np.repeat([1.0, -1.0], count)
     weight = np.linalg.solve(rows.T @ rows + RIDGE * np.eye(12), rows.T @ sign)
     assert np.allclose(pose.weight.numpy(), weight)
-    assert pose.limit == pytest.approx(np.quantile(z[count:].numpy() @ weight, RARE))
+    assert pose.limit == pytest.approx(np.quantile(z[count:].numpy() @ weight, FALSE_ALARM_RATE))
 
 
-def test_a_frequency_that_is_silent_has_an_energy_and_is_unlike(residual: torch.Tensor) -> None:
+def test_a_band_without_energy_is_flagged(residual: torch.Tensor) -> None:
     texture = fit_texture(band_energies(residual, FREQUENCY), FREQUENCY)
     silent = residual[:3] * (FREQUENCY != 1)
     assert band_energies(silent, FREQUENCY).isfinite().all()
     for quiet in (silent, 0 * silent):
-        unlike = OODDetector((-1.0, 1.0), texture).flags(quiet, quiet, torch.zeros(3).double())
-        assert unlike[:, REASONS.index("texture")].all()
+        flags = OODDetector((-1.0, 1.0), texture).flags(quiet, quiet, torch.zeros(3).double())
+        assert flags[:, REASONS.index("texture")].all()
 
 
 def test_frequencies_are_those_of_the_last_layer(generator: torch.Generator) -> None:
@@ -121,7 +122,7 @@ def test_frequencies_are_those_of_the_last_layer(generator: torch.Generator) -> 
     assert latent_frequencies(dense) is None
 
 
-def test_misplaced_pictures_are_whole_and_different(generator: torch.Generator) -> None:
+def test_misplaced_images_are_complete_and_different(generator: torch.Generator) -> None:
     images = torch.randint(256, (200, 3, 10, 10), generator=generator, dtype=torch.uint8)
     moved = misplace(images, generator)
     assert moved.shape == images.shape
@@ -143,8 +144,8 @@ def test_misplaced_pictures_are_whole_and_different(generator: torch.Generator) 
     assert flat.shape == (200, 3, 6, 10)
 
 
-def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
-    """Through training's end, a file and an explanation."""
+def test_a_calibrated_model_flags_out_of_distribution_images(tmp_path) -> None:
+    """Through calibration, a file and an explanation."""
     import dataclasses
 
     from ecinn.classifier.checkpoint import load_checkpoint, save_checkpoint
@@ -152,7 +153,7 @@ def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
     from ecinn.classifier.recipes import CELEBA_ATTRIBUTES
     from ecinn.data.dataset import Dataset
     from ecinn.model import Model
-    from ecinn.training.calibration import finish
+    from ecinn.training.calibration import calibrate
 
     generator = torch.Generator().manual_seed(3)
     ramp = torch.linspace(0, 200, 16)[:, None].expand(16, 16)
@@ -163,7 +164,7 @@ def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
     classifier = GenerativeClassifier(architecture)
     randomise(classifier, scale=0.1)
     data = Dataset(images, torch.arange(600) % 2, ("a", "b"))
-    checkpoint = finish(recipe, data, classifier.state_dict(), torch.device("cpu"), {})
+    checkpoint = calibrate(recipe, data, classifier.state_dict(), torch.device("cpu"), {})
     save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     model = Model(load_checkpoint(tmp_path / "m.safetensors"))
     assert model.ood.texture is not None
@@ -172,4 +173,4 @@ def test_a_finished_model_tells_unlike_pictures(tmp_path) -> None:
     flat = torch.full((1, 3, 16, 16), 120, dtype=torch.uint8)
     assert "texture" in model.explain(flat, "all", check=False).reasons(0)
     turned = model.explain(images[:50].flip(2), "all", check=False)
-    assert turned.unlike[:, REASONS.index("pose")].float().mean() > 0.9
+    assert turned.out_of_distribution[:, REASONS.index("pose")].float().mean() > 0.9

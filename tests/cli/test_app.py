@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -103,6 +104,19 @@ def test_waiting_threads_sleep_unless_the_user_decides_otherwise() -> None:
     assert start(*arguments, code=report).stderr == "torch sees PASSIVE\n"
     user = start(*arguments, code=report, OMP_WAIT_POLICY="ACTIVE")
     assert user.stderr == "torch sees ACTIVE\n"
+
+
+def test_the_device_has_the_same_default_everywhere() -> None:
+    def defaults(command: Any, path: str) -> Iterator[tuple[str, object]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from defaults(inner, f"{path} {name}")
+        for parameter in command.params:
+            if parameter.name == "device":
+                yield path, parameter.default
+
+    found = dict(defaults(typer.main.get_command(app.app), "ecinn"))
+    assert len(found) > 10
+    assert {path for path, default in found.items() if default != "auto"} == set()
 
 
 def test_errors_are_one_line_with_their_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,20 +53,37 @@ def test_tasks_are_timed_one_by_one() -> None:
 
 def test_every_epoch_is_written_when_it_ends() -> None:
     log = Log()
-    assert log.report(0, 25, epoch=1.0, epochs=2.0, loss=3.0) == []
-    assert log.report(0.5, 50, epoch=1.0, epochs=2.0, loss=2.0) == []
-    assert log.report(0.5, 75, epoch=2.0, epochs=2.0, loss=1.5) == [
-        "work: 50/100  epoch 1/2  loss 2.000  1 s left"
+    assert log.report(0, 25, loss=3.0, epoch=1, epochs=2) == []
+    assert log.report(1, 50, loss=2.0, epoch=1, epochs=2) == []
+    assert log.report(0.4, 75, loss=1.5, epoch=2, epochs=2) == [
+        "work: 50/100  loss 2.000  epoch 1/2  2 s left"
     ]
-    assert log.report(0.5, 100, epoch=2.0, epochs=2.0, loss=1.0) == [
-        "work: 100/100  epoch 2/2  loss 1.000  done in 2 s"
+    assert log.report(0.4, 100, loss=1.0, epoch=2, epochs=2) == [
+        "work: 100/100  loss 1.000  epoch 2/2  done in 2 s"
     ]
+
+
+def test_a_line_is_written_once() -> None:
+    log = Log()
+    log.report(0, 0, epoch=1)
+    assert len(log.report(SLOW, 50, epoch=1)) == 1
+    assert log.report(0.1, 75, epoch=2) == []
+    assert log.report(0.1, 100, epoch=3) == [
+        "work: 75/100  epoch 2  1 s left",
+        "work: 100/100  epoch 3  done in 2 s",
+    ]
+
+
+def test_the_time_left_counts_only_the_work_of_this_run() -> None:
+    log = Log()
+    log.report(0, 80)  # a resumed run
+    assert log.report(SLOW, 90) == ["work: 90/100  2 s left"]
 
 
 def test_figures_have_names_digits_and_units() -> None:
     figures = {
-        "epoch": 3.0,
-        "epochs": 10.0,
+        "epoch": 3,
+        "epochs": 10,
         "loss": 1.23456,
         "bits_per_dim": 0.98765,
         "error": 0.01234,

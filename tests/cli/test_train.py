@@ -1,4 +1,4 @@
-"""`ecinn train`, then `ecinn explain` with the trained model."""
+"""`ecinn train`, then `ecinn explain` and `ecinn mix` with the trained models."""
 
 import dataclasses
 import json
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.classifier.recipes import MNIST, RECIPES
+from ecinn.cli import progress
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import InterruptedRunError
 from ecinn.flow.network import Stage
 from helpers.command_line import fails, run
 
@@ -17,16 +21,18 @@ def test_unknown_recipes_and_unwritable_folders(tmp_path: Path) -> None:
     assert "cannot write" in fails("train", "mnist", "--out", tmp_path / "file" / "sub")
 
 
-def test_an_interrupted_training_says_how_to_continue(
+def test_an_interrupted_training_exits_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise InterruptedRunError("interrupted; continue with --resume")
 
     monkeypatch.setattr("ecinn.training.loop.train", interrupted)
-    assert "start again" in fails("train", "mnist", "--out", tmp_path, code=130)
-    (tmp_path / "state.safetensors").touch()
     assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
+
+
+def test_options_of_a_missing_second_stage_are_refused(tmp_path: Path) -> None:
+    assert "no second stage" in fails("train", "mnist-beta", "--out", tmp_path, "--realism", 1)
 
 
 @pytest.mark.slow
@@ -45,7 +51,7 @@ def test_train_then_explain_with_the_trained_model(
     run_folder = tmp_path / "run"
     code, stdout, stderr = run(
         "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 200,
-        "--batch-size", 8, "--device", "cpu", "--tensorboard", "--refine-epochs", 0,
+        "--batch-size", 8, "--device", "cpu", "--tensorboard", "--finetune-epochs", 0,
     )  # fmt: skip
     assert code == 0, stderr
     assert "epoch 3/3" in stderr
@@ -54,22 +60,38 @@ def test_train_then_explain_with_the_trained_model(
     assert record["settings"]["epochs"] == 3
     assert len(record["curve"]) == 3
     assert record["metrics"]["n"] == 200
+    assert load_checkpoint(run_folder).metrics == record["metrics"]
     assert list((run_folder / "tensorboard").iterdir())
-    assert "holds a run already" in fails("train", "mnist", "--out", run_folder)
+    assert "already holds a run" in fails("train", "mnist", "--out", run_folder)
     code, _, stderr = run("explain", three, "--model", run_folder, "--out", tmp_path / "o")
     assert code == 0, stderr
     refined = tmp_path / "refined"
     code, _, stderr = run(
-        "train", "mnist", "--out", refined, "--from", run_folder, "--refine-epochs", 1,
+        "train", "mnist", "--out", refined, "--refine-from", run_folder, "--finetune-epochs", 1,
         "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
     )  # fmt: skip
     assert code == 0, stderr
     record = json.loads((refined / "training.json").read_text())
     assert record["settings"]["finetuning"]["proximity"] == 2.5
-    assert record["command"] == "ecinn train mnist --out DIR --from MODEL"
+    assert record["command"] == "ecinn train mnist --out DIR --refine-from MODEL"
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1
     assert record["metrics"]["n"] == 128
-    assert "there must be a second" in fails(
-        "train", "mnist", "--out", tmp_path / "x", "--from", run_folder, "--refine-epochs", 0
+    assert "no fine-tuning" in fails(
+        "train",
+        "mnist",
+        "--out",
+        tmp_path / "x",
+        "--refine-from",
+        run_folder,
+        "--finetune-epochs",
+        0,
     )
+    monkeypatch.setattr(
+        progress, "load_images", lambda dataset, split, celeba: load_mnist(split).first(200)
+    )
+    mixture = tmp_path / "mixture.safetensors"
+    code, stdout, stderr = run("mix", run_folder, refined, "--out", mixture, "--device", "cpu")
+    assert code == 0, stderr
+    assert load_checkpoint(mixture).metrics["n"] == 200
+    assert "reached q" in stdout

@@ -1,4 +1,4 @@
-"""Inception-V3: the same function as torchvision's, one that DeepLift can explain, and trains."""
+"""Inception-V3: equal to torchvision's, suitable for DeepLift, and trainable."""
 
 import contextlib
 import copy
@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from ecinn.classifier.checkpoint import read_tensors, write_tensors
-from ecinn.cli import app
-from ecinn.cli import inception as command
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
+from ecinn.cli import app, progress
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
+from ecinn.progress import Progress
 from ecinn.studies.inception import network as inception
 from ecinn.studies.inception.network import InceptionClassifier, MaxPool, with_relu_modules
 from ecinn.studies.inception.training import (
@@ -31,10 +31,8 @@ from ecinn.studies.inception.training import (
     error_rate,
     fit,
     load_inception,
-    save_inception,
     train_inception,
 )
-from ecinn.training.plain_networks import NetworkProgress
 
 CPU = torch.device("cpu")
 TINY = InceptionSettings("tinted", epochs=1, batch_size=16, side=75)
@@ -121,6 +119,7 @@ def test_every_nonlinearity_is_a_module_that_is_used_once(rebuilt, images) -> No
     assert not any(isinstance(module, nn.MaxPool2d) for module in network.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_deep_lift_explains_the_whole_change_of_the_output(original, rebuilt, images) -> None:
     """Its contributions add up to f(x) − f(baseline); without the modules they do not."""
@@ -173,7 +172,7 @@ def test_training_is_adam_at_a_constant_rate_on_the_cross_entropy() -> None:
         unbiased = first / (1 - 0.9**t), second / (1 - 0.999**t)
         theta = theta - 0.01 * unbiased[0] / (unbiased[1].sqrt() + 1e-8)
     settings = dataclasses.replace(PLAIN, epochs=5, batch_size=12, learning_rate=0.01)
-    curve = fit(network, data, settings)
+    curve = fit(network, data, settings).curve
     assert [p.loss for p in curve] == pytest.approx(losses, rel=1e-4)
     fitted = torch.cat([network[1].weight, network[1].bias[:, None]], 1).detach().double()
     torch.testing.assert_close(fitted, theta, atol=1e-4, rtol=1e-3)
@@ -183,7 +182,7 @@ def test_a_planted_cue_is_learned_and_the_error_is_that_of_unseen_images() -> No
     network = small()
     settings = dataclasses.replace(TINY, epochs=15, batch_size=20, learning_rate=0.02)
     test = tinted(60, seed=1)
-    curve = fit(network, tinted(200), settings)
+    curve = fit(network, tinted(200), settings).curve
     assert curve[-1].loss < 0.3 * curve[0].loss
     network.train()
     assert error_rate(network, test) < 0.05
@@ -234,22 +233,26 @@ def test_the_seed_draws_the_order_and_the_mirrored() -> None:
     assert not torch.equal(seen["one"], seen["other"])
 
 
-def test_reports_count_steps_and_images_and_end() -> None:
-    seen: list[NetworkProgress] = []
+def test_progress_counts_steps_and_images() -> None:
+    seen: list[Progress] = []
     settings = dataclasses.replace(PLAIN, epochs=3, batch_size=2)
-    curve = fit(Recorder(), tinted(121, side=4), settings, seen.append)
-    # 60 whole batches an epoch; a report after 50 of them and at the end.
-    assert [p.step for p in seen] == [50, 60, 110, 120, 170, 180]
-    assert [p.epoch for p in seen] == [1, 1, 2, 2, 3, 3]
-    assert {(p.steps, p.epochs) for p in seen} == {(180, 3)}
-    assert curve == seen[1::2]
-    assert seen[-1].seconds_left == 0
-    for p in seen:
-        assert p.images_per_second * p.seconds == pytest.approx(2 * p.step)
-        assert p.loss == pytest.approx(math.log(2), abs=0.05)
+    trained = fit(Recorder(), tinted(121, side=4), settings, seen.append)
+    # 60 complete batches per epoch; a report after 50 of them and at the end.
+    assert [p.done for p in seen] == [50, 60, 110, 120, 170, 180]
+    assert [p.figures["epoch"] for p in seen] == [1, 1, 2, 2, 3, 3]
+    assert {(p.task, p.total, p.figures["epochs"]) for p in seen} == {("training", 180, 3)}
+    assert trained.images == 360
+    for report, epoch in zip(seen[1::2], trained.curve, strict=True):
+        figures = report.figures
+        assert (figures["epoch"], figures["loss"]) == (epoch.epoch, epoch.loss)
+        assert figures["error"] == epoch.error
+        assert epoch.loss == pytest.approx(math.log(2), abs=0.05)
+    rates = [p.figures["images_per_second"] for p in seen]
+    assert rates[-1] * trained.seconds == pytest.approx(360)
+    assert trained.seconds > 2 * 50 / rates[0]
 
 
-def test_a_loss_that_is_no_number_stops_in_one_line() -> None:
+def test_a_loss_that_is_not_finite_stops_the_training() -> None:
     network = Recorder()
     network.bias.data.fill_(math.nan)
     with pytest.raises(EcinnError, match="the loss became nan") as caught:
@@ -259,23 +262,25 @@ def test_a_loss_that_is_no_number_stops_in_one_line() -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> InceptionResult:
-    return train_inception(tinted(32), tinted(30, 1), TINY, CPU, validation=tinted(20, 2))
+    return train_inception(tinted(32), tinted(30, 1), TINY, device=CPU, validation=tinted(20, 2))
 
 
+@pytest.mark.slow
 def test_the_real_network_learns_the_planted_cue() -> None:
     """Six steps on the same sixteen images, in the network's own training mode."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         network = InceptionClassifier(2, 75)
-        curve = fit(network, tinted(16), dataclasses.replace(PLAIN, epochs=6))
+        curve = fit(network, tinted(16), dataclasses.replace(PLAIN, epochs=6)).curve
     assert min(p.loss for p in curve[3:]) < 0.7 * curve[0].loss
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_path: Path) -> None:
     path = tmp_path / "network.safetensors"
-    save_inception(trained, path)
+    trained.save(path)
     loaded = load_inception(path, CPU, trained.class_names)
-    with pytest.raises(InputError, match="the model x from y: give a CNN of the model's"):
+    with pytest.raises(InputError, match="the model has x, y: use a network of the model's"):
         load_inception(path, CPU, ("x", "y"))
     x = (tinted(30, 1).images.float() + 0.5) / 256
     with torch.no_grad():
@@ -293,27 +298,30 @@ def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_p
     assert path.stat().st_size < 50e6
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(trained) -> None:
     with torch.random.fork_rng([]):
         torch.rand(1)
         before = torch.random.get_rng_state(), torch.backends.cudnn.benchmark
-        again = train_inception(tinted(32), tinted(4, 1), TINY, CPU)
+        again = train_inception(tinted(32), tinted(4, 1), TINY, device=CPU)
         assert torch.equal(torch.random.get_rng_state(), before[0])
         assert torch.backends.cudnn.benchmark == before[1]
     assert set(again.errors) == {"test"}
     first, second = trained.classifier.state_dict(), again.classifier.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     settings = dataclasses.replace(TINY, seed=1)
-    other = train_inception(tinted(2), tinted(4, 1), settings, CPU).classifier.network.fc.weight
+    other = train_inception(
+        tinted(2), tinted(4, 1), settings, device=CPU
+    ).classifier.network.fc.weight
     assert not torch.allclose(first["network.fc.weight"], other, atol=0.05)
 
 
-def test_what_cannot_be_trained_is_refused_in_words() -> None:
+def test_unsuitable_data_and_settings_are_refused() -> None:
     data = tinted(8)
 
     def refuse(says: str, train: Dataset = data, test: Dataset = data, **changes) -> None:
         with pytest.raises(InputError, match=says):
-            train_inception(train, test, dataclasses.replace(TINY, **changes), CPU)
+            train_inception(train, test, dataclasses.replace(TINY, **changes), device=CPU)
 
     refuse("3 channels, not 1", dataclasses.replace(data, images=data.images[:, :1]))
     refuse("75 pixels, not 64", side=64)
@@ -323,12 +331,13 @@ def test_what_cannot_be_trained_is_refused_in_words() -> None:
     refuse("test images", test=Dataset(data.images[:0], data.labels[:0], data.class_names))
 
 
-def test_files_of_something_else_are_refused_in_words(trained, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_files_that_hold_no_inception_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {"x": torch.zeros(1)}, {"kind": "judges"})
-    with pytest.raises(InputError, match="no Inception-V3"):
+    with pytest.raises(InputError, match="does not hold 'inception' but 'judges'"):
         load_inception(path, CPU)
-    save_inception(trained, path)
+    trained.save(path)
     tensors, about = read_tensors(path)
     del tensors["network.fc.bias"]
     write_tensors(path, tensors, about)
@@ -367,17 +376,18 @@ def run(*arguments: object) -> object:
 
 @pytest.fixture
 def faces(monkeypatch) -> list[tuple[object, ...]]:
-    """Tinted noise in the place of CelebA; what was asked for."""
+    """Tinted noise instead of CelebA; the requested splits."""
     asked: list[tuple[object, ...]] = []
 
     def load(name: str, split: str, folder: Path | None = None) -> Dataset:
         asked.append((name, split, folder))
         return tinted({"train": 9, "validation": 3, "test": 4}[split])
 
-    monkeypatch.setattr(command, "load_images", load)
+    monkeypatch.setattr(progress, "load_images", load)
     return asked
 
 
+@pytest.mark.slow
 def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> None:
     file = tmp_path / "new" / "smiling.safetensors"
     options = ("--epochs", 1, "--seed", 5, "--limit", 4, "--device", "cpu", "--celeba", tmp_path)
@@ -396,18 +406,19 @@ def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> Non
     assert record["command"].endswith("--epochs 1 --seed 5 --limit 4")
     assert f"{100 * record['errors']['test']:.2f} % wrong on 4 test images" in result.stdout
     assert str(file) in result.stdout.replace("\n", "")
-    assert "epoch 1/1" in result.stderr
+    assert "training" in result.stderr
 
 
-def test_command_refuses_what_it_could_not_write(faces, tmp_path: Path) -> None:
+def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "network.json"):
         error = run("celeba/Smiling", "--out", path, "--device", "cpu").exception
         assert isinstance(error, InputError)
-        assert str(error).startswith("--out names a file")
+        assert str(error).startswith("--out must name a file")
     assert faces == []
 
 
-def test_command_needs_neither_captum_nor_h5py_nor_torchvision_to_be_there() -> None:
+@pytest.mark.slow
+def test_command_is_imported_without_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib"]
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({absent})); import ecinn.cli.inception"

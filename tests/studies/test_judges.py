@@ -1,4 +1,4 @@
-"""Judges: what is stored is what was measured, and what ships is as good as it says."""
+"""Judges: stored weights match the measured ones, and the shipped judges their record."""
 
 import dataclasses
 import json
@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ecinn.classifier.checkpoint import read_tensors, write_tensors
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
+from ecinn.progress import Progress
+from ecinn.studies import judges as judges_module
 from ecinn.studies.judges import (
     SHIPPED,
     Autoencoder,
     ConvolutionalNetwork,
-    JudgeProgress,
     Judges,
     JudgeSettings,
     load_judges,
@@ -25,6 +26,7 @@ from ecinn.studies.judges import (
     shipped_judges,
     train_judges,
 )
+from helpers.command_line import fails, run
 
 CPU = torch.device("cpu")
 TINY = JudgeSettings(
@@ -113,7 +115,7 @@ def test_saved_and_loaded_judges_answer_alike(judges: Judges, tmp_path: Path) ->
     assert {value.dtype for value in tensors.values()} == {torch.float16, torch.int64}
 
 
-def test_answers_do_not_depend_on_the_company_of_an_image(judges: Judges) -> None:
+def test_results_do_not_depend_on_the_other_images(judges: Judges) -> None:
     images = stripes(1_100, judges.shape[0], 4).images
     labels = torch.arange(1_100) % 3
     many, one = judges.features(images), judges.features(images[700:701])
@@ -171,21 +173,28 @@ def test_autoencoder_has_the_authors_shape() -> None:
     assert sizes == 2 * [(16, 1, 3, 3), (16, 16, 3, 3), (1, 16, 3, 3)]
 
 
-def test_progress_names_every_network_and_ends() -> None:
-    seen: list[JudgeProgress] = []
+def test_every_network_reports_its_progress_and_curve() -> None:
+    seen: list[Progress] = []
     data = stripes(60, 1, 0)
     settings = dataclasses.replace(
         TINY, convolution_epochs=2, dense_epochs=1, autoencoder_epochs=1
     )
-    train_judges(data, data, seed=0, device=CPU, observe=seen.append, settings=settings)
-    assert [p.network for p in seen if p.epoch == p.epochs] == [
+    judges = train_judges(data, data, seed=0, device=CPU, observe=seen.append, settings=settings)
+    tasks = [
         "convolutional", "fully connected", "features", "autoencoder",
         "autoencoder of left", "autoencoder of middle", "autoencoder of right",
     ]  # fmt: skip
+    assert [p.task for p in seen if p.done == p.total] == tasks
     assert len(seen) == 9
+    assert {"error" in p.figures for p in seen if p.task.startswith("autoencoder")} == {False}
+    curves = judges.record["curves"]
+    assert {task: len(curve) for task, curve in curves.items()} == {
+        task: 2 if task in ("convolutional", "features") else 1 for task in tasks
+    }
+    assert (judges.record["device"], judges.record["torch"]) == ("CPU", torch.__version__)
 
 
-def test_data_that_cannot_be_judged_is_refused_in_words() -> None:
+def test_unsuitable_data_is_refused() -> None:
     data = stripes(30, 1, 0)
 
     def refuse(train: Dataset, test: Dataset, says: str) -> None:
@@ -200,7 +209,7 @@ def test_data_that_cannot_be_judged_is_refused_in_words() -> None:
     refuse(data, Dataset(data.images[:0], data.labels[:0], data.class_names), "test images")
 
 
-def test_wrong_files_are_refused_in_words(judges: Judges, tmp_path: Path) -> None:
+def test_files_that_hold_no_judges_are_refused(judges: Judges, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     with pytest.raises(InputError, match="no judges"):
         load_judges(path)
@@ -208,7 +217,7 @@ def test_wrong_files_are_refused_in_words(judges: Judges, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="damaged"):
         load_judges(path)
     write_tensors(path, {}, {"recipe": {}})
-    with pytest.raises(InputError, match="holds no judges"):
+    with pytest.raises(InputError, match="does not hold 'judges' but 'model'"):
         load_judges(path)
     judges.save(path)
     tensors, about = read_tensors(path)
@@ -276,3 +285,23 @@ def test_shipped_autoencoders_know_their_class(shipped: Judges) -> None:
     own = error(test.labels)
     for step in (1, 3, 7):
         assert float((own / (error((test.labels + step) % 10) + 1e-5)).mean()) < 1
+
+
+def test_command_writes_the_judges(tmp_path: Path, shipped: Judges, monkeypatch) -> None:
+    arguments: dict = {}
+
+    def train(data, test, *, seed, device, observe) -> Judges:
+        arguments.update(n=len(data), seed=seed, device=device)
+        return shipped
+
+    monkeypatch.setattr(judges_module, "train_judges", train)
+    path = tmp_path / "new" / "own.safetensors"
+    code, stdout, stderr = run(
+        "judges", "mnist", "--out", path, "--limit", 50, "--seed", 7, "--device", "cpu"
+    )
+    assert code == 0, stderr
+    assert arguments == {"n": 50, "seed": 7, "device": "cpu"}
+    assert "99.47 % correct" in stdout
+    assert load_judges(path).record == shipped.record
+    assert "'cats'" in fails("judges", "cats", "--out", path)
+    assert "is a folder" in fails("judges", "mnist", "--out", tmp_path)

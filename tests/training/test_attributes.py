@@ -1,4 +1,4 @@
-"""Attributes learned beside the class, and training that begins with another model's layers."""
+"""Attributes as an auxiliary task, distillation, and initialisation from another model."""
 
 import dataclasses
 import math
@@ -15,9 +15,10 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import CELEBA_ATTRIBUTES, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
-from ecinn.training.loop import Progress, train
+from ecinn.progress import Progress
+from ecinn.training.loop import train
 from ecinn.training.state import TrainingState, first_means
 from ecinn.training.step import OptimisationStep, batch_loss
 
@@ -42,7 +43,7 @@ def recipe() -> Recipe:
 
 @pytest.fixture
 def data(generator: torch.Generator) -> Dataset:
-    """Pictures whose red, green and blue say a class and two attributes."""
+    """Images whose red, green and blue encode the class and two attributes."""
     attributes = torch.randint(2, (96, 3), generator=generator, dtype=torch.uint8)
     noise = torch.randint(60, (96, 3, 8, 8), generator=generator, dtype=torch.uint8)
     images = noise + 120 * attributes[:, :, None, None]
@@ -57,15 +58,15 @@ def _equal(one: Checkpoint, other: Checkpoint) -> bool:
 def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> None:
     """The loss is Eq. 9 plus the weighted mean cross-entropy of every attribute."""
     state = TrainingState.start(recipe, CPU, attributes=2)
-    assert state.readout is not None
+    assert state.attribute_head is not None
     step = OptimisationStep(recipe, data, state, CPU)
     order = step.begin_epoch(0)
     step.batch.copy_(order[:16])
     with torch.no_grad():
         weight = torch.randn(
-            state.readout.weight.shape, generator=torch.Generator().manual_seed(1)
+            state.attribute_head.weight.shape, generator=torch.Generator().manual_seed(1)
         )
-        state.readout.weight.copy_(0.1 * weight)
+        state.attribute_head.weight.copy_(0.1 * weight)
 
     torch.manual_seed(5)
     with_attributes = step._batch_loss()
@@ -73,13 +74,13 @@ def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> 
     labels = data.labels[step.batch]
     alone = batch_loss(state.classifier, with_attributes.x, labels, recipe)
     assert data.attributes is not None
-    odds = with_attributes.z @ state.readout.weight.T
+    odds = with_attributes.z @ state.attribute_head.weight.T
     truth = data.attributes[step.batch].bool()
     cross_entropy = -torch.where(truth, F.logsigmoid(odds), F.logsigmoid(-odds)).mean()
     assert torch.allclose(with_attributes.loss, alone.loss + 3.0 * cross_entropy, atol=1e-5)
 
 
-class Knowing(torch.nn.Module):
+class ColourTeacher(torch.nn.Module):
     """A teacher whose log-odds are the mean colours."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,8 +88,10 @@ class Knowing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_a_teacher_s_answer_takes_its_share(recipe: Recipe, data: Dataset, share: float) -> None:
-    """Of the class and of all attributes: labels and answers mixed, the class then smoothed."""
+def test_targets_are_mixed_with_the_teachers_predictions(
+    recipe: Recipe, data: Dataset, share: float
+) -> None:
+    """Labels and predictions are mixed for class and attributes; then the class is smoothed."""
     assert data.attributes is not None
     every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
     data = dataclasses.replace(data, attributes=every, attribute=0)
@@ -97,29 +100,29 @@ def test_a_teacher_s_answer_takes_its_share(recipe: Recipe, data: Dataset, share
         recipe, architecture=still, distillation_weight=share, label_smoothing=0.1
     )
     state = TrainingState.start(recipe, CPU, attributes=3)
-    state.teacher = Knowing()
-    assert state.readout is not None
+    state.teacher = ColourTeacher()
+    assert state.attribute_head is not None
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
-        weight = torch.randn(state.readout.weight.shape, generator=generator)
-        state.readout.weight.copy_(0.1 * weight)
+        weight = torch.randn(state.attribute_head.weight.shape, generator=generator)
+        state.attribute_head.weight.copy_(0.1 * weight)
     step = OptimisationStep(recipe, data, state, CPU)
     step.batch.copy_(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
-    wanted = share * torch.sigmoid(Knowing()(loss.x)) + (1 - share) * every[step.batch]
+    wanted = share * torch.sigmoid(ColourTeacher()(loss.x)) + (1 - share) * every[step.batch]
     smoothed = 0.9 * wanted[:, 0] + 0.05
     z, log_det = state.classifier.encode_with_log_det(loss.x)
     log_p = equations.log_posterior(z, state.classifier.mu)
     cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
     log_x = equations.log_likelihood(z, log_det, state.classifier.mu).logsumexp(1) - math.log(2)
-    odds = z @ state.readout.weight.T
+    odds = z @ state.attribute_head.weight.T
     attributes = -(wanted * F.logsigmoid(odds) + (1 - wanted) * F.logsigmoid(-odds)).mean()
     expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * attributes
     assert torch.allclose(loss.loss, expected, atol=1e-4)
 
 
-class Contrary(Knowing):
-    """A teacher who knows it the other way round; a buffer tells it from the first."""
+class OppositeTeacher(ColourTeacher):
+    """A teacher with opposite log-odds; a buffer distinguishes it from the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,41 +139,50 @@ def taught(data: Dataset) -> Dataset:
     return dataclasses.replace(data, attributes=every, attribute=0)
 
 
-@pytest.mark.parametrize("stage", ["training", "refining"])
-def test_what_a_teacher_says_is_learned_and_kept_to(
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["training", "fine-tuning"])
+def test_a_teacher_changes_the_weights_and_is_required_to_resume(
     recipe: Recipe, taught: Dataset, tmp_path: Path, stage: str
 ) -> None:
-    """Another teacher, other weights; a run goes on with its own only, to the same weights."""
+    """Another teacher gives other weights; a run resumes with its own teacher only."""
     recipe = dataclasses.replace(recipe, distillation_weight=0.5)
-    if stage == "refining":
+    if stage == "fine-tuning":
         recipe = dataclasses.replace(recipe, finetuning=FineTuning(2, 1.0, 1.0, 0.1))
-    whole = train(recipe, taught, tmp_path / "a", device=CPU, teacher=Knowing())
-    other = train(recipe, taught, tmp_path / "b", device=CPU, teacher=Contrary())
+    whole = train(recipe, taught, tmp_path / "a", device=CPU, teacher=ColourTeacher())
+    other = train(recipe, taught, tmp_path / "b", device=CPU, teacher=OppositeTeacher())
     assert not _equal(whole, other)
     assert whole.training["teacher"] != other.training["teacher"]
 
     def stop(progress: Progress) -> None:
-        if progress.epoch == 2 and progress.stage == stage:
+        if progress.figures["epoch"] == 2 and progress.task == stage:
             raise KeyboardInterrupt
 
     folder = tmp_path / "c"
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, taught, folder, device=CPU, teacher=Knowing(), observe=stop, save_every=0.0)
-    with pytest.raises(InputError, match="was begun with teacher"):
-        train(recipe, taught, folder, device=CPU, teacher=Contrary(), resume=True)
-    resumed = train(recipe, taught, folder, device=CPU, teacher=Knowing(), resume=True)
+    with pytest.raises(InterruptedRunError):
+        train(
+            recipe,
+            taught,
+            folder,
+            device=CPU,
+            teacher=ColourTeacher(),
+            observe=stop,
+            save_every=0.0,
+        )
+    with pytest.raises(InputError, match="was started with teacher"):
+        train(recipe, taught, folder, device=CPU, teacher=OppositeTeacher(), resume=True)
+    resumed = train(recipe, taught, folder, device=CPU, teacher=ColourTeacher(), resume=True)
     assert _equal(resumed, whole)
 
 
-def test_a_teacher_of_something_else_is_refused(recipe, taught, tmp_path) -> None:
+def test_a_teacher_of_other_attributes_is_refused(recipe, taught, tmp_path) -> None:
     recipe = dataclasses.replace(recipe, distillation_weight=0.5)
     fewer = dataclasses.replace(taught, attributes=taught.attributes[:, :2])
-    with pytest.raises(InputError, match="knows 3 attributes and the data has 2"):
-        train(recipe, fewer, tmp_path / "run", device=CPU, teacher=Knowing())
+    with pytest.raises(InputError, match="predicts 3 attributes and the dataset has 2"):
+        train(recipe, fewer, tmp_path / "run", device=CPU, teacher=ColourTeacher())
 
 
 @pytest.mark.parametrize("second", [None, FineTuning(1, 1.0, 1.0, 0.1)])
-def test_the_unrounded_model_is_left_beside(recipe, data, tmp_path, second) -> None:
+def test_the_unrounded_model_is_stored_too(recipe, data, tmp_path, second) -> None:
     recipe = dataclasses.replace(recipe, epochs=1, finetuning=second)
     rounded = train(recipe, data, tmp_path, device=CPU)
     exact = load_checkpoint(tmp_path / "unrounded.safetensors")
@@ -182,25 +194,27 @@ def test_the_unrounded_model_is_left_beside(recipe, data, tmp_path, second) -> N
     assert not _equal(exact, rounded)
 
 
-def test_what_another_run_left_is_not_taken_up(recipe, data, tmp_path) -> None:
-    """A first stage's model of a run that was never begun again does not replace a new one's."""
+def test_files_of_an_earlier_run_are_not_used(recipe, data, tmp_path) -> None:
+    """The first-stage model of an abandoned run does not replace that of a new one."""
     recipe = dataclasses.replace(recipe, finetuning=FineTuning(1, 1.0, 1.0, 0.1))
     (tmp_path / "first-stage.safetensors").write_bytes(b"of another run")
     seen: list[str] = []
-    train(recipe, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.stage))
+    train(recipe, data, tmp_path, device=CPU, observe=lambda p: seen.append(p.task))
     assert seen[0] == "training"
-    assert seen[-1] == "refining"
+    assert seen[-1] == "fine-tuning"
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_a_teacher_comes_with_its_share(recipe, data, taught, tmp_path, weight) -> None:
-    """Neither a teacher that is not listened to, nor a share of nobody."""
+def test_teacher_and_distillation_weight_need_each_other(
+    recipe, data, taught, tmp_path, weight
+) -> None:
+    """A teacher without a weight, and a weight without a teacher, are refused."""
     recipe = dataclasses.replace(recipe, distillation_weight=weight)
-    teacher = None if weight else Knowing()
-    with pytest.raises(InputError, match="learns from"):
+    teacher = None if weight else ColourTeacher()
+    with pytest.raises(InputError, match=r"needs (no|a) teacher"):
         train(recipe, taught, tmp_path / "run", device=CPU, teacher=teacher)
-    with pytest.raises(InputError, match="no attributes to be taught"):
-        train(recipe, data, tmp_path / "run", device=CPU, teacher=Knowing())
+    with pytest.raises(InputError, match="no attribute labels"):
+        train(recipe, data, tmp_path / "run", device=CPU, teacher=ColourTeacher())
 
 
 def test_attributes_are_learned(recipe: Recipe, data: Dataset) -> None:
@@ -210,28 +224,29 @@ def test_attributes_are_learned(recipe: Recipe, data: Dataset) -> None:
         order = step.begin_epoch(epoch)
         for number in range(6):
             step(order[number * 16 : (number + 1) * 16], 0.3, 6 * epoch + number)
-    assert state.readout is not None
+    assert state.attribute_head is not None
     assert data.attributes is not None
     with torch.no_grad():
         z = state.classifier.eval().encode((data.images.float() + 0.5) / 256)
-        right = (state.readout(z) > 0) == data.attributes.bool()
+        right = (state.attribute_head(z) > 0) == data.attributes.bool()
     assert right.float().mean() > 0.9
 
 
-@pytest.mark.parametrize("stage", ["training", "refining"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["training", "fine-tuning"])
 def test_a_run_with_attributes_resumes_to_the_same_weights(
     recipe: Recipe, data: Dataset, tmp_path: Path, stage: str
 ) -> None:
-    if stage == "refining":
+    if stage == "fine-tuning":
         recipe = dataclasses.replace(recipe, finetuning=FineTuning(2, 1.0, 1.0, 0.1))
     whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop(progress: Progress) -> None:
-        if progress.epoch == 2 and progress.stage == stage:
+        if progress.figures["epoch"] == 2 and progress.task == stage:
             raise KeyboardInterrupt
 
     folder = tmp_path / "interrupted"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRunError):
         train(recipe, data, folder, device=CPU, observe=stop, save_every=0.0)
     resumed = train(recipe, data, folder, device=CPU, resume=True)
     assert _equal(resumed, whole)
@@ -241,26 +256,26 @@ def test_a_run_with_attributes_resumes_to_the_same_weights(
 
 
 def test_data_without_attributes_is_refused(recipe, data, tmp_path) -> None:
-    with pytest.raises(InputError, match="its data has none"):
+    with pytest.raises(InputError, match="the dataset has none"):
         train(recipe, dataclasses.replace(data, attributes=None), tmp_path / "run", device=CPU)
 
 
-def test_a_run_begins_with_the_layers_it_is_given(recipe, data, tmp_path) -> None:
+def test_a_run_starts_from_the_layers_of_init_from(recipe, data, tmp_path) -> None:
     first = train(recipe, data, tmp_path / "first", device=CPU)
     still = dataclasses.replace(recipe, epochs=1, learning_rate=0.0, stored_bits=32)
-    begun = train(still, data, tmp_path / "begun", device=CPU, start=first)
+    begun = train(still, data, tmp_path / "begun", device=CPU, init_from=first)
     weights = first.classifier.state_dict()
     for name, value in begun.classifier.state_dict().items():
         assert name == "mu" or torch.allclose(value, weights[name], atol=1e-6), name
-    assert begun.training["start"] == "celeba-attributes"
+    assert begun.training["init_from"] == "celeba-attributes"
 
 
-def test_layers_of_another_shape_are_refused(recipe, data, tmp_path) -> None:
+def test_layers_of_another_architecture_are_refused(recipe, data, tmp_path) -> None:
     first = train(recipe, data, tmp_path / "first", device=CPU)
     deeper = dataclasses.replace(recipe.architecture, stages=(Stage(2, 8),))
     other = dataclasses.replace(recipe, architecture=deeper)
-    with pytest.raises(InputError, match="its layers differ"):
-        train(other, data, tmp_path / "other", device=CPU, start=first)
+    with pytest.raises(InputError, match="its architecture differs"):
+        train(other, data, tmp_path / "other", device=CPU, init_from=first)
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])

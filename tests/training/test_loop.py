@@ -1,4 +1,4 @@
-"""Training on the CPU: it learns, it survives, it resumes to the same weights."""
+"""Training on the CPU: it learns, survives interruptions and resumes to the same weights."""
 
 import copy
 import dataclasses
@@ -13,19 +13,29 @@ from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe, find_recipe
+from ecinn.classifier.tensor_files import read_tensors
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.model import load
 from ecinn.pixels import to_pixels, to_uint8
+from ecinn.progress import Progress
 from ecinn.training import loop as training
 from ecinn.training import step as optimisation
 from ecinn.training.calibration import refit_means
-from ecinn.training.critic import Critic
-from ecinn.training.finetuning import FineTuningStep, _as_stored, critic_loss, second_stage
-from ecinn.training.loop import Progress, train
-from ecinn.training.state import FineTuningState, TrainingState
+from ecinn.training.evaluation import evaluate
+from ecinn.training.finetuning import (
+    Critic,
+    FineTuningState,
+    FineTuningStep,
+    critic_loss,
+    second_stage,
+    straight_through_8_bit,
+)
+from ecinn.training.loop import train
+from ecinn.training.state import TrainingState
 from helpers.builders import randomise
 
 STATE_FILE = training.STATE_FILES[0]
@@ -62,28 +72,32 @@ def test_it_learns_and_reports(recipe: Recipe, data: Dataset, tmp_path: Path) ->
     seen: list[Progress] = []
     recipe = dataclasses.replace(recipe, epochs=4)
     checkpoint = train(recipe, data, tmp_path, device=CPU, observe=seen.append)
-    assert seen[-1].step == seen[-1].steps == 4 * 20
-    assert seen[-1].seconds_left == 0
-    assert seen[-1].loss < seen[0].loss - 1
-    assert seen[-1].error < 0.6
-    assert seen[-1].bits_per_dim < seen[0].bits_per_dim
+    assert {progress.task for progress in seen} == {"training"}
+    assert seen[-1].done == seen[-1].total == 4 * 20
+    first, last = seen[0].figures, seen[-1].figures
+    assert last["loss"] < first["loss"] - 1
+    assert last["error"] < 0.6
+    assert last["bits_per_dim"] < first["bits_per_dim"]
+    assert (last["epoch"], last["epochs"]) == (4, 4)
+    assert last["images_per_second"] > 0
     assert len(checkpoint.training["curve"]) == 4
     assert load_checkpoint(tmp_path).training == checkpoint.training
 
 
+@pytest.mark.slow
 def test_resumed_run_ends_at_the_same_weights(
     recipe: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
     whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop_in_second_epoch(progress: Progress) -> None:
-        if progress.epoch == 2:
+        if progress.figures["epoch"] == 2:
             raise InterruptError
 
     interrupted = tmp_path / "interrupted"
     with pytest.raises(InterruptError):
         train(recipe, data, interrupted, device=CPU, observe=stop_in_second_epoch, save_every=0.0)
-    with pytest.raises(InputError, match="begun with"):
+    with pytest.raises(InputError, match="was started with"):
         train(recipe, data.first(len(data) // 2), interrupted, device=CPU, resume=True)
     torch.rand(17)  # what the process did in between must not matter
     resumed = train(recipe, data, interrupted, device=CPU, resume=True)
@@ -96,6 +110,79 @@ def test_resumed_run_ends_at_the_same_weights(
     other = dataclasses.replace(recipe, seed=1)
     another = train(other, data, tmp_path / "other", device=CPU).classifier.state_dict()
     assert not torch.equal(another["mu"], weights["mu"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["training", "fine-tuning"])
+def test_ctrl_c_keeps_the_last_finished_epoch(
+    stage: str, recipe: Recipe, data: Dataset, tmp_path: Path
+) -> None:
+    """Although the last state on disk is older: `save_every` never comes due."""
+    data = data.first(128)
+    if stage == "fine-tuning":
+        recipe = dataclasses.replace(recipe, epochs=1, finetuning=FineTuning(3, 3.0, 1.0, 0.1))
+    whole = train(recipe, data, tmp_path / "whole", device=CPU)
+
+    def press_ctrl_c(progress: Progress) -> None:
+        if progress.task == stage and progress.figures["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    stopped = tmp_path / "stopped"
+    options = {"device": CPU, "save_every": 1e9}
+    with pytest.raises(InterruptedRunError, match="--resume") as error:
+        train(recipe, data, stopped, observe=press_ctrl_c, **options)
+    assert error.value.exit_code == 130
+    name = training.STATE_FILES[stage == "fine-tuning"]
+    assert read_tensors(stopped / name)[1]["epoch"] == 2
+    resumed = train(recipe, data, stopped, resume=True, **options).classifier.state_dict()
+    for name, value in whole.classifier.state_dict().items():
+        assert torch.equal(resumed[name], value), name
+
+
+def test_ctrl_c_in_the_first_epoch_leaves_nothing(recipe, data, tmp_path) -> None:
+    def press_ctrl_c(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError, match="start again"):
+        train(recipe, data, tmp_path / "run", device=CPU, observe=press_ctrl_c)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_model_is_written_once_with_its_metrics(recipe, data, tmp_path, monkeypatch) -> None:
+    recipe = dataclasses.replace(recipe, epochs=1)
+    test = load_mnist("test").first(60)
+    written = []
+    save = training.save_checkpoint
+    monkeypatch.setattr(
+        training, "save_checkpoint", lambda model, path: written.append(path) or save(model, path)
+    )
+    seen: list[Progress] = []
+    folder = tmp_path / "run"
+    checkpoint = train(recipe, data, folder, test=test, device=CPU, observe=seen.append)
+    assert written == [folder / "model.safetensors"]
+    loaded = load_checkpoint(folder)
+    assert loaded.metrics == checkpoint.metrics
+    assert loaded.metrics == dataclasses.asdict(evaluate(load(folder, "cpu"), test))
+    assert (seen[-1].task, seen[-1].done, seen[-1].total) == ("mnist: evaluating", 60, 60)
+
+
+def test_names_and_strings_are_accepted(recipe, data, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(training, "find_recipe", lambda name: recipe if name == "tiny" else None)
+    recipe = dataclasses.replace(recipe, epochs=1)
+    first = train("tiny", data, str(tmp_path / "first"), device="cpu")
+    again = train("tiny", data, tmp_path / "again", init_from=str(tmp_path / "first"))
+    assert again.training["init_from"] == first.recipe.name
+
+
+def test_options_that_exclude_each_other_are_refused(recipe, data, tmp_path) -> None:
+    model = untrained(recipe, data)
+    tuned = dataclasses.replace(recipe, finetuning=FineTuning(1, 1.0, 1.0, 0.1))
+    with pytest.raises(InputError, match="no fine-tuning"):
+        train(recipe, data, tmp_path, refine_from=model)
+    with pytest.raises(InputError, match="choose one"):
+        train(tuned, data, tmp_path, refine_from=model, init_from=model)
+    with pytest.raises(InputError, match="leave one out"):
+        train(tuned, data, tmp_path, refine_from=model, resume=True)
 
 
 def test_the_callers_random_numbers_are_left_alone(recipe, data, tmp_path) -> None:
@@ -112,10 +199,12 @@ def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
     rate: float, recipe: Recipe, data: Dataset, tmp_path: Path, monkeypatch
 ) -> None:
     """The learning rate goes wild in the second epoch; the first one's state survives."""
-    original = optimisation.schedule
+    original = optimisation.cosine_schedule
     steps = iter(range(10_000))
     monkeypatch.setattr(
-        optimisation, "schedule", lambda done, w: rate if next(steps) >= 20 else original(done, w)
+        optimisation,
+        "cosine_schedule",
+        lambda done, w: rate if next(steps) >= 20 else original(done, w),
     )
     with pytest.raises(EcinnError, match="last good state") as error:
         train(recipe, data, tmp_path, device=CPU, save_every=0.0)
@@ -154,7 +243,7 @@ def test_average_is_the_exponential_moving_average(recipe, data, tmp_path) -> No
 
 
 def test_schedule_rises_then_falls_to_zero() -> None:
-    values = [optimisation.schedule(step / 100, 0.1) for step in range(101)]
+    values = [optimisation.cosine_schedule(step / 100, 0.1) for step in range(101)]
     assert values[0] == 0
     assert max(values) == pytest.approx(1)
     assert values.index(max(values)) == 10
@@ -187,7 +276,7 @@ def test_refitted_means_are_where_the_loss_is_flat(recipe: Recipe) -> None:
         )
         nll = -(gaussians.exp().mean(1)).log().mean() / 6
         cross_entropy = torch.nn.functional.cross_entropy(
-            gaussians, labels, label_smoothing=recipe.means_label_smoothing
+            gaussians, labels, label_smoothing=recipe.refit_label_smoothing
         )
         beta = recipe.beta
         return float((2 * nll + 2 * beta * cross_entropy) / (1 + beta))
@@ -201,7 +290,7 @@ def test_refitted_means_are_where_the_loss_is_flat(recipe: Recipe) -> None:
         assert loss(fitted + step) > best
 
 
-def test_unknown_experiment_lists_the_known() -> None:
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="mnist"):
         find_recipe("cifar")
 
@@ -234,11 +323,12 @@ def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
         expected = proximity * float((x_hat - first.x).abs().mean())
         divergence = (asked * (asked.log() - obtained.log())).nan_to_num(0.0).sum(1).mean()
         expected += faithfulness * float(divergence)
-        expected -= realism * float(step.refined.critic(x_hat[:12], q[:12]).mean())
+        expected -= realism * float(step.tuned.critic(x_hat[:12], q[:12]).mean())
     assert loss == pytest.approx(expected, rel=2e-3, abs=1e-5)
     assert abs(loss) > 1e-4
 
 
+@pytest.mark.slow
 def test_second_stage_resumes_to_the_same_weights(
     refined: Recipe, data: Dataset, tmp_path: Path
 ) -> None:
@@ -265,10 +355,10 @@ def test_second_stage_resumes_to_the_same_weights(
     assert not torch.equal(first["mu"], weights["mu"])
 
 
-def test_refining_another_kind_of_network_is_refused(refined, data, tmp_path) -> None:
+def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, tmp_path) -> None:
     other = dataclasses.replace(refined, architecture=MNIST.architecture)
-    with pytest.raises(InputError, match="layers differ"):
-        train(refined, data, tmp_path, device=CPU, pretrained=untrained(other, data))
+    with pytest.raises(InputError, match="its architecture differs"):
+        train(refined, data, tmp_path, device=CPU, refine_from=untrained(other, data))
 
 
 def untrained(recipe: Recipe, data: Dataset) -> Checkpoint:
@@ -293,13 +383,13 @@ def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q
     """Also where the measured means are further apart than the model's."""
     step = refinement_step(refined, data)
     mu = step.state.classifier.mu.detach()
-    step.refined.means.mu_bar.copy_(apart * mu)
+    step.tuned.means.mu_bar.copy_(apart * mu)
     p = torch.arange(40) % 10
     q = step._other_class(p)
     assert (q != p).all()
     assert len(q.unique()) == 10
     noise = torch.randn((40, mu.shape[1]), generator=torch.Generator().manual_seed(1))
-    z_hat, convincing = step._corrected_latents(mu[p] + 0.1 * noise, p, q)
+    z_hat, convincing = step._counterfactual_latents(mu[p] + 0.1 * noise, p, q)
     assert convincing == 20
     log_odds = (equations.log_posterior(z_hat, mu)).detach()
     odds = log_odds.gather(1, q[:, None]) - log_odds.gather(1, p[:, None])
@@ -322,11 +412,11 @@ def test_refinement_decodes_what_it_encoded(refined: Recipe, data: Dataset) -> N
 
 def test_running_means_follow_the_batch(refined: Recipe, data: Dataset) -> None:
     step = refinement_step(refined, data)
-    before = step.refined.means.mu_bar.clone()
+    before = step.tuned.means.mu_bar.clone()
     z = torch.randn((30, before.shape[1]), generator=torch.Generator().manual_seed(2))
     label = torch.arange(30) % 3
-    step._follow_means(z, label)
-    after = step.refined.means.mu_bar
+    step._update_means(z, label)
+    after = step.tuned.means.mu_bar
     for k in range(3):
         expected = 0.98 * before[k] + 0.02 * z[label == k].mean(0)
         torch.testing.assert_close(after[k], expected)
@@ -335,12 +425,13 @@ def test_running_means_follow_the_batch(refined: Recipe, data: Dataset) -> None:
 
 def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
     x = uniform(2, 1, 3, 3).float().requires_grad_()
-    stored = _as_stored(x)
+    stored = straight_through_8_bit(x)
     assert torch.equal(stored.detach() * 256 - 0.5, (x.detach() * 256).floor())
     stored.sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
+@pytest.mark.slow
 def test_critic_learns_to_tell_real_from_other(generator: torch.Generator) -> None:
     """Class k is bright in row k; counterfactuals are flat."""
     with torch.random.fork_rng([]):
@@ -378,5 +469,5 @@ def test_data_that_does_not_fit_is_refused_in_words(recipe, data, tmp_path) -> N
         assert not (tmp_path / "run").exists()
 
     refuse("8-bit", images=data.images.float() / 255)
-    refuse("learns images of", images=data.images[:, :, :-2])
+    refuse("needs images of", images=data.images[:, :, :-2])
     refuse("labels go from", labels=data.labels + 1)

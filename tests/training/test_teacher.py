@@ -1,4 +1,4 @@
-"""The teacher: what its networks say together, how pictures are changed, training, its file."""
+"""The teacher: the ensemble's prediction, augmentation, training and file."""
 
 import dataclasses
 import json
@@ -15,21 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from ecinn.classifier.checkpoint import read_tensors, write_tensors
-from ecinn.cli import app
-from ecinn.cli import teacher as command
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
+from ecinn.cli import app, progress
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
-from ecinn.training import teacher_training
-from ecinn.training.step import schedule
-from ecinn.training.teacher import AttributeNetwork, Teachers, cut_out, jitter, logit_of_mean
-from ecinn.training.teacher_training import (
+from ecinn.progress import Progress
+from ecinn.training import teacher as teacher_module
+from ecinn.training.networks import cosine, train_network
+from ecinn.training.step import cosine_schedule
+from ecinn.training.teacher import (
+    AttributeNetwork,
+    Ensemble,
+    Teacher,
     TeacherSettings,
     attribute_errors,
+    cut_out,
+    jitter,
     load_teacher,
+    logit_of_mean,
+    mixup_weight,
+    teacher_optimiser,
     train_teacher,
+    training_batch,
 )
 from helpers.builders import randomise
 
@@ -63,12 +72,12 @@ def network(seed: int, attributes: int = 5) -> AttributeNetwork:
 
 
 @pytest.fixture
-def teachers() -> Teachers:
-    return Teachers([network(seed) for seed in (1, 2, 3)])
+def ensemble() -> Ensemble:
+    return Ensemble([network(seed) for seed in (1, 2, 3)])
 
 
 class Linear(AttributeNetwork):
-    """σ⁻¹(p) = W x̄ + b, x̄ the mean colour of the left half; counts how often it is asked."""
+    """σ⁻¹(p) = W x̄ + b, x̄ the mean colour of the left half; counts how often it is requested."""
 
     def __init__(self, bias: float = 0.1) -> None:
         nn.Module.__init__(self)
@@ -111,12 +120,12 @@ def test_the_network_is_the_residual_network_it_says(uniform) -> None:
     torch.testing.assert_close(member(x), expected)
 
 
-def test_teachers_say_the_logit_of_the_mean_probability(teachers, uniform) -> None:
+def test_the_ensemble_returns_the_logit_of_the_mean_probability(ensemble, uniform) -> None:
     x = uniform(4, 3, 16, 16)
-    answers = [m(picture).sigmoid() for m in teachers.members for picture in (x, x.flip(3))]
+    answers = [m(picture).sigmoid() for m in ensemble.members for picture in (x, x.flip(3))]
     mean = sum(answers) / 6
     assert torch.stack(answers).std(0).min() > 1e-4
-    torch.testing.assert_close(teachers(x), (mean / (1 - mean)).log())
+    torch.testing.assert_close(ensemble(x), (mean / (1 - mean)).log())
 
 
 def test_mean_of_probabilities_is_exact_where_they_round_to_one() -> None:
@@ -126,24 +135,24 @@ def test_mean_of_probabilities_is_exact_where_they_round_to_one() -> None:
     torch.testing.assert_close(logit_of_mean(logits), torch.tensor([[0.0, 150.0, far, -far]]))
 
 
-def test_mirrored_pictures_are_read_alike(teachers, uniform) -> None:
+def test_mirror_images_have_the_same_prediction(ensemble, uniform) -> None:
     x = uniform(4, 3, 16, 20)
-    torch.testing.assert_close(teachers(x.flip(3)), teachers(x))
+    torch.testing.assert_close(ensemble(x.flip(3)), ensemble(x))
 
 
-def test_teachers_stay_frozen_inside_of_what_is_trained(teachers, uniform) -> None:
+def test_the_ensemble_stays_frozen_inside_a_network_in_training(ensemble, uniform) -> None:
     x = uniform(4, 3, 16, 16).requires_grad_()
-    first = teachers(x)
-    assert nn.ModuleList([teachers]).train().training
-    assert not any(module.training for module in teachers.modules())
-    assert torch.equal(teachers(x), first)
+    first = ensemble(x)
+    assert nn.ModuleList([ensemble]).train().training
+    assert not any(module.training for module in ensemble.modules())
+    assert torch.equal(ensemble(x), first)
     assert not first.requires_grad
-    assert not any(parameter.requires_grad for parameter in teachers.parameters())
+    assert not any(parameter.requires_grad for parameter in ensemble.parameters())
     with pytest.raises(InputError, match="at least one"):
-        Teachers([])
+        Ensemble([])
 
 
-def test_a_window_of_the_asked_size_is_greyed_in_a_share_of_the_pictures(generator) -> None:
+def test_cut_out_covers_a_window_in_a_share_of_the_images(generator) -> None:
     x = 0.6 + 0.4 * torch.rand((400, 3, 20, 40), generator=generator)
     covered = cut_out(x, 0.35, 0.5, generator)
     changed = covered != x
@@ -173,20 +182,20 @@ def test_colours_change_by_the_drawn_factors(generator) -> None:
     assert jitter(1.6 * x, 0.25, generator).max() == 1
 
 
-def test_half_of_the_batches_are_mixed_with_weights_of_a_beta_distribution() -> None:
-    draws = random.Random(0)
-    weights = torch.tensor([teacher_training.mixing_weight(TINY, draws) for _ in range(4000)])
+def test_mixup_weights_of_half_of_the_batches_follow_a_beta_distribution() -> None:
+    generator = random.Random(0)
+    weights = torch.tensor([mixup_weight(TINY, generator) for _ in range(4000)])
     drawn = weights[weights < 1]
     assert abs(len(drawn) / 4000 - 0.5) < 0.05
     # Beta(a, a) has mean ½ and variance 1 / (4 (2a + 1)).
     assert abs(drawn.mean() - 0.5) < 0.03
     assert abs(drawn.var() - 1 / (4 * 1.4)) < 0.01
-    assert {teacher_training.mixing_weight(STILL, draws) for _ in range(20)} == {1.0}
+    assert {mixup_weight(STILL, generator) for _ in range(20)} == {1.0}
 
 
-def test_changed_pictures_and_targets_are_mixed_with_the_same_weight(generator) -> None:
+def test_images_and_targets_are_mixed_with_the_same_weight(generator) -> None:
     data = tinted(10)
-    batch = partial(teacher_training.training_batch, data.images, data.attributes)
+    batch = partial(training_batch, data.images, data.attributes)
     still, exact = batch(STILL, 1.0, generator)
     torch.testing.assert_close(still, (data.images.float() + 0.5) / 256)
     assert torch.equal(exact, data.attributes.float())
@@ -201,21 +210,23 @@ def test_changed_pictures_and_targets_are_mixed_with_the_same_weight(generator) 
         torch.testing.assert_close(soft[i], 0.25 * exact[i] + 0.75 * exact[i - 1])
 
 
-def test_steps_are_adamw_on_the_mean_cross_entropy_and_an_average() -> None:
+def test_members_are_trained_with_adamw_a_cosine_and_an_average() -> None:
     """Against AdamW and the moving average written out, on a linear network."""
     data = tinted(12)
-    settings = dataclasses.replace(STILL, learning_rate=0.1, ema_decay=0.6, weight_decay=0.3)
-    step = teacher_training._Step(Linear(), settings)
+    settings = dataclasses.replace(STILL, learning_rate=0.1, weight_decay=0.3)
+    network = Linear()
     x, targets = (data.images.float() + 0.5) / 256, data.attributes.float()
     inputs = torch.cat([x[..., :8].double().mean((2, 3)), torch.ones(12, 1)], 1)
-    theta = torch.cat([step.network.weight, step.network.bias[:, None]], 1).detach().double()
+    theta = torch.cat([network.weight, network.bias[:, None]], 1).detach().double()
     decayed = torch.tensor([1.0, 1.0, 1.0, 0.0]) * 0.3
     average, first, second = theta, torch.zeros_like(theta), torch.zeros_like(theta)
+    expected = []
     for t in range(15):
-        rate = 0.1 * schedule(t / 40, 0.05)
+        rate = 0.1 * cosine_schedule(t / 40, 0.05)
         probability = (inputs @ theta.T).sigmoid()
         loss = -(targets * probability.log() + (1 - targets) * (1 - probability).log()).mean()
         wrong = ((probability > 0.5) != (targets > 0.5)).double().mean()
+        expected.append((float(loss), float(wrong)))
         gradient = (probability - targets).T @ inputs / (12 * 3)
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient.square()
@@ -223,59 +234,75 @@ def test_steps_are_adamw_on_the_mean_cross_entropy_and_an_average() -> None:
         theta = theta - rate * decayed * theta - rate * first / (1 - 0.9 ** (t + 1)) / size
         decay = min(0.6, (1 + t) / (10 + t))
         average = decay * average + (1 - decay) * theta
-        figures = step(x, targets, t / 40, t).tolist()
-        assert figures == pytest.approx([float(loss), float(wrong)], rel=1e-3)
-    kept = step.averaged()
-    assert kept.count == 15
-    fitted = torch.cat([kept.weight, kept.bias[:, None]], 1).double()
+
+    def batch_loss(batch: Tensor) -> tuple[Tensor, Tensor]:
+        logits = network(x[batch])
+        wrong = ((logits > 0) != (targets[batch] > 0.5)).float().mean()
+        return F.binary_cross_entropy_with_logits(logits, targets[batch]), wrong
+
+    trained = train_network(
+        network,
+        batch_loss,
+        teacher_optimiser(network, settings),
+        images=12,
+        batch_size=12,
+        epochs=15,
+        generator=torch.Generator(),
+        schedule=lambda optimiser, steps: cosine(0.05)(optimiser, 40),  # only the first 15
+        ema_decay=0.6,
+    )
+    for epoch, figures in zip(trained.curve, expected, strict=True):
+        assert (epoch.loss, epoch.error) == pytest.approx(figures, rel=1e-3)
+    assert trained.network.count == 15
+    fitted = torch.cat([trained.network.weight, trained.network.bias[:, None]], 1).double()
     torch.testing.assert_close(fitted, average, atol=1e-3, rtol=1e-3)
-    assert (step.network.weight - kept.weight).abs().max() > 0.05
+    assert (network.weight - trained.network.weight).abs().max() > 0.05
 
 
 @pytest.fixture(scope="module")
-def trained() -> teacher_training.TeacherResult:
+def trained() -> Teacher:
     """Eight epochs on 320 pictures with every kind of change."""
     settings = dataclasses.replace(TINY, epochs=8, width=8, learning_rate=5e-3)
-    return train_teacher(tinted(320), settings, CPU, validation=tinted(120, seed=1))
+    return train_teacher(tinted(320), settings, device=CPU, validation=tinted(120, seed=1))
 
 
+@pytest.mark.slow
 def test_planted_cues_are_learned(trained) -> None:
     assert max(trained.record["errors"]["ensemble"]) < 0.05
-    for curve in trained.record["curves"]:
+    for curve in trained.record["curves"].values():
         assert curve[-1]["loss"] < 0.8 * curve[0]["loss"]
         assert curve[-1]["error"] < curve[0]["error"]
-    assert not torch.allclose(*(m.head.weight for m in trained.teachers.members), atol=0.01)
+    assert not torch.allclose(*(m.head.weight for m in trained.ensemble.members), atol=0.01)
 
 
-def test_errors_are_counted_per_attribute_and_picture_by_picture(monkeypatch) -> None:
-    """On networks that know little, against single pictures over more than one part."""
-    monkeypatch.setattr(teacher_training, "_BATCH", 70)
+def test_errors_are_counted_for_every_attribute() -> None:
+    """Networks of low accuracy, image by image against batches."""
     data = tinted(200)
     members = [Linear(-1.9), Linear(-1.5)]
     single, ensemble = torch.zeros(3), torch.zeros(3)
     for image, known in zip(data.images, data.attributes, strict=True):
         x = (image[None].float() + 0.5) / 256
-        ensemble += (Teachers(members)(x)[0] > 0) != (known == 1)
+        ensemble += (Ensemble(members)(x)[0] > 0) != (known == 1)
         for member in members:
             single += ((member(x)[0] > 0) != (known == 1)) / 2
-    errors = attribute_errors(Teachers(members), data)
+    errors = attribute_errors(Ensemble(members), data, batch_size=70)
     assert errors["single"] == pytest.approx((single / 200).tolist())
     assert errors["ensemble"] == pytest.approx((ensemble / 200).tolist())
     assert len({*errors["single"], *errors["ensemble"]}) >= 4
-    with pytest.raises(InputError, match="no pictures with attributes"):
-        attribute_errors(Teachers(members), dataclasses.replace(data, attributes=None))
+    with pytest.raises(InputError, match="needs images with attribute labels"):
+        attribute_errors(Ensemble(members), dataclasses.replace(data, attributes=None))
 
 
 def test_what_is_saved_is_what_was_measured(trained, tmp_path: Path) -> None:
     path = tmp_path / "teacher.safetensors"
-    teacher_training.save_teacher(trained, path)
+    trained.save(path)
     loaded = load_teacher(path, CPU)
     validation = tinted(120, seed=1)
     x = (validation.images.float() + 0.5) / 256
-    assert torch.equal(loaded.teachers(x), trained.teachers(x))
-    assert attribute_errors(loaded.teachers, validation) == loaded.record["errors"]
+    assert torch.equal(loaded.ensemble(x), trained.ensemble(x))
+    assert attribute_errors(loaded.ensemble, validation) == loaded.record["errors"]
     assert (loaded.settings, loaded.record) == (trained.settings, trained.record)
-    assert not any(parameter.requires_grad for parameter in loaded.teachers.parameters())
+    assert not any(parameter.requires_grad for parameter in loaded.ensemble.parameters())
     tensors, _ = read_tensors(path)
     assert {value.dtype for value in tensors.values() if value.ndim > 1} == {torch.float16}
     assert tensors["members.1.norm.running_var"].dtype == torch.float32
@@ -286,57 +313,42 @@ def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone() -> N
     with torch.random.fork_rng([]):
         torch.manual_seed(99)
         before = torch.random.get_rng_state()
-        first = train_teacher(tinted(48), TINY, CPU)
+        first = train_teacher(tinted(48), TINY, device=CPU)
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.rand(1)
-        second = train_teacher(tinted(48), TINY, CPU)
-    other = train_teacher(tinted(48), dataclasses.replace(TINY, seed=1, members=1), CPU)
-    weights = [result.teachers.state_dict() for result in (first, second, other)]
+        second = train_teacher(tinted(48), TINY, device=CPU)
+    other = train_teacher(tinted(48), dataclasses.replace(TINY, seed=1, members=1), device=CPU)
+    weights = [result.ensemble.state_dict() for result in (first, second, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert not torch.allclose(*(each["members.0.stem.weight"] for each in weights[1:]), atol=0.01)
     assert "errors" not in first.record
 
 
-def test_steps_and_reports_are_counted_for_every_member(monkeypatch) -> None:
-    seen, taken = [], []
-
-    def take(step, x: Tensor, targets: Tensor, *when: float) -> Tensor:
-        taken.append(when)
-        return torch.zeros(2)
-
-    monkeypatch.setattr(teacher_training._Step, "__call__", take)
-    settings = dataclasses.replace(STILL, epochs=2, batch_size=2)
-    train_teacher(tinted(105), settings, CPU, seen.append)
-    assert taken == 2 * [(number / 104, number) for number in range(104)]
-    # 52 whole batches an epoch; a report after 50 of them and at the end.
-    reports = [each.network for each in seen]
-    assert [(p.epoch, p.step) for p in reports] == 2 * [(1, 50), (1, 52), (2, 102), (2, 104)]
-    assert [each.member for each in seen] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert {(each.members, p.epochs, p.steps) for each, p in zip(seen, reports, strict=True)} == {
-        (2, 2, 104)
-    }
-    for each, p in zip(seen, reports, strict=True):
-        assert p.images_per_second * p.seconds == pytest.approx(2 * p.step)
-        left = 104 * (3 - each.member) - p.step
-        assert each.seconds_left == pytest.approx(p.seconds * left / p.step)
+def test_every_member_reports_its_progress() -> None:
+    seen: list[Progress] = []
+    settings = dataclasses.replace(STILL, epochs=2, batch_size=8)
+    train_teacher(tinted(20), settings, device=CPU, observe=seen.append)
+    assert [(p.task, p.done, p.total) for p in seen] == [
+        (f"network {member} of 2", done, 4) for member in (1, 2) for done in (2, 4)
+    ]
 
 
-def test_a_loss_that_is_no_number_stops_in_one_line() -> None:
+def test_a_loss_that_is_not_finite_stops_the_training() -> None:
     with pytest.raises(EcinnError, match="the loss became nan") as caught:
-        train_teacher(tinted(60), dataclasses.replace(STILL, learning_rate=math.inf), CPU)
+        train_teacher(tinted(60), dataclasses.replace(STILL, learning_rate=math.inf), device=CPU)
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_trained_is_refused_in_words() -> None:
+def test_unsuitable_data_and_settings_are_refused() -> None:
     data = tinted(8)
 
     def refuse(says: str, train: Dataset = data, held: Dataset = data, **changes) -> None:
         with pytest.raises(InputError, match=says):
-            train_teacher(train, dataclasses.replace(TINY, **changes), CPU, validation=held)
+            train_teacher(train, dataclasses.replace(TINY, **changes), device=CPU, validation=held)
 
     refuse("not 1×16×16", dataclasses.replace(data, images=data.images[:, :1]))
     refuse("at least 16 pixels", tinted(8, side=15))
-    refuse("learns attributes", dataclasses.replace(data, attributes=None))
+    refuse("attribute labels", dataclasses.replace(data, attributes=None))
     refuse("two images", data.first(1))
     for zero in ({"batch_size": 0}, {"epochs": 0}, {"members": 0}):
         refuse("at least one member, one epoch", **zero)
@@ -344,12 +356,12 @@ def test_what_cannot_be_trained_is_refused_in_words() -> None:
         refuse("validation images", held=held)
 
 
-def test_files_of_something_else_are_refused_in_words(trained, tmp_path: Path) -> None:
+def test_files_that_hold_no_teacher_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {}, {"kind": "inception"})
-    with pytest.raises(InputError, match="holds no teacher"):
+    with pytest.raises(InputError, match="does not hold 'teacher' but 'inception'"):
         load_teacher(path, CPU)
-    teacher_training.save_teacher(trained, path)
+    trained.save(path)
     write_tensors(path, {}, read_tensors(path)[1])
     with pytest.raises(InputError, match="train it again"):
         load_teacher(path, CPU)
@@ -361,16 +373,20 @@ def run(*arguments: object) -> object:
 
 @pytest.fixture
 def faces(monkeypatch) -> list[tuple[object, ...]]:
-    """Tinted noise in the place of CelebA, tiny networks; what was asked for."""
-    asked: list[tuple[object, ...]] = []
+    """Tinted noise instead of CelebA, and tiny networks; the requested splits."""
+    requested: list[tuple[object, ...]] = []
 
     def load(name: str, split: str, folder: Path | None = None) -> Dataset:
-        asked.append((name, split, folder))
+        requested.append((name, split, folder))
         return tinted({"train": 9, "validation": 30}[split], attributes=40)
 
-    monkeypatch.setattr(command, "load_images", load)
-    monkeypatch.setattr(command, "TeacherSettings", partial(TeacherSettings, width=4))
-    return asked
+    monkeypatch.setattr(progress, "load_images", load)
+
+    def train_small(data: Dataset, settings: TeacherSettings, **options: object) -> Teacher:
+        return train_teacher(data, dataclasses.replace(settings, width=4), **options)
+
+    monkeypatch.setattr(teacher_module, "train_teacher", train_small)
+    return requested
 
 
 def test_command_writes_the_networks_and_their_record(faces, tmp_path: Path) -> None:
@@ -385,26 +401,24 @@ def test_command_writes_the_networks_and_their_record(faces, tmp_path: Path) -> 
     assert record["settings"] == dataclasses.asdict(loaded.settings)
     assert record["command"].endswith("--members 3 --epochs 2 --seed 5 --limit 4")
     assert (record["training_images"], record["validation_images"]) == (4, 4)
-    errors = attribute_errors(loaded.teachers, tinted(30, attributes=40).first(4))
+    errors = attribute_errors(loaded.ensemble, tinted(30, attributes=40).first(4))
     assert {who: list(named.values()) for who, named in record["errors"].items()} == errors
     for name in ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup"):
         both = [100 * errors[who][ATTRIBUTES.index(name)] for who in ("ensemble", "single")]
         assert f"{name:<16} {both[0]:5.2f} %  ({both[1]:.2f} %)" in result.stdout
     assert f"mean of 40       {100 * sum(errors['ensemble']) / 40:5.2f} %" in result.stdout
-    assert "network 3/3  epoch 2/2" in result.stderr
+    assert "network 3 of 3" in result.stderr
     printed = json.loads(run("--out", file, *options, "--json").stdout)
     assert printed == {"file": str(file), **json.loads(file.with_suffix(".json").read_text())}
 
 
-def test_command_refuses_what_it_could_not_write(faces, tmp_path: Path) -> None:
+def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "teacher.json"):
-        assert "--out names a file" in str(run("--out", path, "--device", "cpu").exception)
+        assert "--out must name a file" in str(run("--out", path, "--device", "cpu").exception)
     assert faces == []
 
 
-def test_training_needs_neither_captum_nor_torchvision_nor_typer_to_be_there() -> None:
+def test_training_needs_none_of_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib", "typer", "rich"]
     block = f"import sys; sys.modules.update(dict.fromkeys({absent}))"
-    subprocess.run(
-        [sys.executable, "-c", f"{block}; import ecinn.training.teacher_training"], check=True
-    )
+    subprocess.run([sys.executable, "-c", f"{block}; import ecinn.training.teacher"], check=True)

@@ -158,8 +158,8 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
     if a.dense_width:
         stages.append(f"{a.dense_couplings} fully connected of width {a.dense_width}")
     smoothing = f"{e.label_smoothing:g}"
-    if e.means_label_smoothing is not None:
-        smoothing += f"; {e.means_label_smoothing:g} while class means are fitted at the end"
+    if e.refit_label_smoothing is not None:
+        smoothing += f"; {e.refit_label_smoothing:g} while class means are fitted at the end"
     weights = sum(parameter.numel() for parameter in checkpoint.classifier.parameters())
     rows = {
         "network": "; ".join(stages),
@@ -216,8 +216,8 @@ def _training(record: Mapping[str, Any]) -> list[str]:
         ]
     sentences = []
     for title, stage in _stages(record):
-        if "start" in stage:
-            sentences.append(f"Begun with the layers of {stage['start']}.")
+        if "init_from" in stage:
+            sentences.append(f"Begun with the layers of {stage['init_from']}.")
         if made := _made(stage):
             sentences.append(f"{title}: {made}.")
     return sentences or ["Not recorded."]
@@ -280,8 +280,10 @@ def _usage(checkpoint: Checkpoint, data: CardData, model: str) -> Section:
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]
     if recipe.name in RECIPES:
-        start = next((stage["start"] for _, stage in _stages(record) if "start" in stage), None)
-        given = " --start START" if start else ""
+        start = next(
+            (stage["init_from"] for _, stage in _stages(record) if "init_from" in stage), None
+        )
+        given = " --init-from START" if start else ""
         if recipe.distillation_weight:
             code.append(f"ecinn teacher --out TEACHER{data.option}")
             given += " --teacher TEACHER"
@@ -294,7 +296,7 @@ def _usage(checkpoint: Checkpoint, data: CardData, model: str) -> Section:
             for name in ("epochs", "learning_rate", "batch_size", "beta", "distillation_weight")
             if (value := getattr(recipe, name)) != getattr(now, name)
         )
-        given += " --refine-epochs 0" if now.finetuning and not recipe.finetuning else ""
+        given += " --finetune-epochs 0" if now.finetuning and not recipe.finetuning else ""
         code.append(f"ecinn train {recipe.name} --out DIR{given}{data.option}")
         if changed := [n for n in vars(now) if getattr(now, n) != getattr(recipe, n)]:
             sentences.append(f"Trained now, its settings would differ: {', '.join(changed)}.")

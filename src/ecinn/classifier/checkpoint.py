@@ -1,128 +1,110 @@
-"""One safetensors file holds a model: weights, measured means, settings, metrics, its making."""
+"""A model in one file: weights, class means, recipe, metrics and training record."""
 
 import dataclasses
-import json
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector, Pose, Texture
 from ecinn.classifier.quantisation import pack, unpack
 from ecinn.classifier.recipes import Recipe
-from ecinn.errors import InputError
-from ecinn.files import ASSETS, atomic_write
+from ecinn.classifier.tensor_files import (
+    find_file,
+    load_tensors,
+    rebuild,
+    shipped_names,
+    write_tensors,
+)
+from ecinn.files import ASSETS
 from ecinn.flow.network import Architecture, latent_frequencies
 
-FORMAT = "ecinn-2"
-_FORMAT_1_NAMES = {
-    "experiment": "recipe",
-    "refinement": "finetuning",
-    "averaging": "ema_decay",
-    "teaching": "distillation_weight",
-    "descent": "sgd",
-    "reached_q_verified": "reached_q_corrected",
-    "passes_verified": "passes_corrected",
-}
-"""What "ecinn-1", the format of the shipped files, calls the same things."""
 SHIPPED = ASSETS / "models"
-_SUFFIX = ".safetensors"
+MODEL_FILE = "model.safetensors"
+"""Name of the model in the folder of a training run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A trained classifier with all that explaining with it needs."""
+    """A trained classifier with everything that explanations need."""
 
     recipe: Recipe
     classifier: GenerativeClassifier
     mu_bar: Float[Tensor, "classes dim"]
-    """Means of the clean training images' latents, grouped by predicted class."""
+    """Mean latents of the clean training images, grouped by predicted class."""
     ood: OODDetector
-    """What is usual of the training images."""
     class_names: tuple[str, ...]
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """An `Evaluation` on the test images, if there was one."""
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """How it was made: seconds, images per second, curve, versions."""
+    """Training record: seconds, images per second, curve, versions."""
 
     @property
     def typical(self) -> tuple[float, float]:
-        """Between these log p(x) lie 99.8 % of the training images."""
+        """Range of log p(x) that holds 99.8 % of the training images."""
         return self.ood.log_p
 
 
 def shipped_models() -> list[str]:
-    """Names that `load_checkpoint` knows without a path."""
-    return sorted(path.stem for path in SHIPPED.glob(f"*{_SUFFIX}"))
+    """Return the names that `load_checkpoint` accepts instead of a path."""
+    return shipped_names(SHIPPED)
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write it at once or not at all, the weights rounded as the recipe says."""
+    """Write a model, completely or not at all, with its weights quantised as the recipe says."""
     packed = pack(checkpoint.classifier.state_dict(), checkpoint.recipe.stored_bits)
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
     tensors["mu_bar"] = checkpoint.mu_bar
-    usual, limits = _pack_ood(checkpoint.ood)
-    tensors |= usual
+    ood_tensors, ood_limits = _pack_ood(checkpoint.ood)
     about = {
+        "kind": "model",
         "recipe": dataclasses.asdict(checkpoint.recipe),
         "typical": checkpoint.ood.log_p,
-        "typical_limits": limits,
+        "typical_limits": ood_limits,
         "class_names": checkpoint.class_names,
         "metrics": checkpoint.metrics,
         "training": checkpoint.training,
     }
-    write_tensors(path, tensors, about)
+    write_tensors(path, tensors | ood_tensors, about)
 
 
 def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
-    """Read a shipped model by its name, or any model by its path."""
-    path = _find(name_or_path)
-    tensors, about = read_tensors(path)
-    try:
-        recipe = _rebuild(Recipe, about["recipe"])
-        assert isinstance(recipe, Recipe)
-        classifier = GenerativeClassifier(recipe.architecture)
-        packed = {
-            name.removeprefix("classifier."): value
-            for name, value in tensors.items()
-            if name.startswith("classifier.")
-        }
-        classifier.load_state_dict(unpack(packed))
-        mu_bar = tensors["mu_bar"]
-        if mu_bar.shape != classifier.mu.shape:
-            raise RuntimeError("mu_bar and mu differ in shape")
-        return Checkpoint(
-            recipe,
-            classifier.eval().requires_grad_(requires_grad=False),
-            mu_bar,
-            _unpack_ood(tensors, about, recipe.architecture),
-            tuple(about["class_names"]),
-            about["metrics"],
-            about["training"],
-        )
-    except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path} does not fit this version's networks ({reason}); "
-            "use the version of ecinn that wrote it, or train it again"
-        ) from error
+    """Read a shipped model by its name, or any model by the path of its file or folder."""
+    return load_tensors(find_file(name_or_path, SHIPPED, "model", MODEL_FILE), "model", _build)
 
 
-def _pack_ood(usual: OODDetector) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Its tensors and its limits, where it has any beyond the likelihood's."""
+def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
+    recipe: Recipe = rebuild(Recipe, about["recipe"])
+    classifier = GenerativeClassifier(recipe.architecture)
+    prefix = "classifier."
+    packed = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    classifier.load_state_dict(unpack(packed))
+    mu_bar = tensors["mu_bar"]
+    if mu_bar.shape != classifier.mu.shape:
+        raise ValueError("mu_bar and mu differ in shape")
+    return Checkpoint(
+        recipe,
+        classifier.eval().requires_grad_(requires_grad=False),
+        mu_bar,
+        _unpack_ood(tensors, about, recipe.architecture),
+        tuple(about["class_names"]),
+        about["metrics"],
+        about["training"],
+    )
+
+
+def _pack_ood(ood: OODDetector) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return the tensors and the limits of the detector's texture and pose scores."""
     tensors: dict[str, Tensor] = {}
     limits: dict[str, float] = {}
-    for name, part in (("texture", usual.texture), ("pose", usual.pose)):
-        if part is not None:
-            fields = part._asdict()
+    for name, score in (("texture", ood.texture), ("pose", ood.pose)):
+        if score is not None:
+            fields = score._asdict()
             limits[name] = fields.pop("limit")
-            fields.pop("frequency", None)  # the architecture says it
+            fields.pop("frequency", None)  # follows from the architecture
             tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
     return tensors, limits
 
@@ -144,72 +126,3 @@ def _unpack_ood(
     if "pose" in limits:
         pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
     return OODDetector((float(low), float(high)), texture, pose)
-
-
-def _find(name_or_path: str | Path) -> Path:
-    if str(name_or_path) in shipped_models():
-        return SHIPPED / f"{name_or_path}{_SUFFIX}"
-    path = Path(name_or_path)
-    if path.is_dir() and (path / f"model{_SUFFIX}").is_file():
-        return path / f"model{_SUFFIX}"
-    if not path.is_file():
-        raise InputError(
-            f"no model {str(name_or_path)!r}: give a path to a {_SUFFIX} file, a folder that "
-            f"`ecinn train` wrote, or one of: {', '.join(shipped_models())}"
-        )
-    return path
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Tensors and a JSON description in one safetensors file, atomically."""
-    metadata = {"format": FORMAT, "about": json.dumps(about)}
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    atomic_write(path, safetensors.save(contiguous, metadata))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The inverse of `write_tensors`."""
-    try:
-        data = path.read_bytes()
-        tensors = safetensors.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata = header.get("__metadata__", {})
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged or not a safetensors file ({error}); fetch or train it again"
-        ) from error
-    if metadata.get("format") not in ("ecinn-1", FORMAT):
-        raise InputError(f"{path} was not written by `ecinn train` (format {FORMAT} is expected)")
-    about = json.loads(metadata["about"])
-    return tensors, about if metadata["format"] == FORMAT else _renamed(about)
-
-
-def _renamed(value: Any) -> Any:  # noqa: ANN401
-    """Use this format's names in what the first format wrote."""
-    if isinstance(value, dict):
-        return {_FORMAT_1_NAMES.get(name, name): _renamed(item) for name, item in value.items()}
-    return [_renamed(item) for item in value] if isinstance(value, list) else value
-
-
-def _rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401
-    """Turn what JSON made of a nested frozen dataclass back into it, checking every type."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        hints = typing.get_type_hints(annotation)
-        return annotation(**{name: _rebuild(hints[name], item) for name, item in value.items()})
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is tuple:
-        return tuple(_rebuild(arguments[0], item) for item in value)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ValueError(f"{value!r} is none of {arguments}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        kind = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else _rebuild(kind, value)
-    if annotation is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, annotation):
-        raise TypeError(f"{value!r} is not {annotation}")
-    return value

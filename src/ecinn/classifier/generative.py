@@ -1,19 +1,20 @@
-"""The generative classifier: an invertible network whose latents are one Gaussian per class."""
+"""The generative classifier: an invertible network and one Gaussian per class in its latents."""
 
 import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn import equations
-from ecinn.flow.bijections import Image, LogDet, Vector
+from ecinn.flow.bijections import LogDet, Vector
 from ecinn.flow.network import Architecture, build_inn
+from ecinn.pixels import Images, Labels
 
 PART_SIZE = {"cpu": 128, "cuda": 2048}
-"""Images that pass at once; on a CPU more of them leave the caches and halve the speed."""
+"""Images per pass: on a CPU, larger parts exceed the caches and run at half the speed."""
 
 
 class GenerativeClassifier(nn.Module):
@@ -31,7 +32,7 @@ class GenerativeClassifier(nn.Module):
         a = self.architecture
         return a.channels, a.height, a.width
 
-    def encode_with_log_det(self, x: Image) -> tuple[Vector, LogDet]:
+    def encode_with_log_det(self, x: Images) -> tuple[Vector, LogDet]:
         """z = f(x) and log |det J|."""
         encoded = [self.inn(part) for part in self._parts(x)]
         if len(encoded) == 1:
@@ -39,39 +40,39 @@ class GenerativeClassifier(nn.Module):
             return z, log_det
         return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
 
-    def encode(self, x: Image) -> Vector:
+    def encode(self, x: Images) -> Vector:
         """z = f(x)."""
         return self.encode_with_log_det(x)[0]
 
-    def decode(self, z: Vector) -> Image:
+    def decode(self, z: Vector) -> Images:
         """x = f⁻¹(z)."""
         decoded = [self.inn.inverse(part) for part in self._parts(z)]
         return decoded[0] if len(decoded) == 1 else torch.cat(decoded)
 
     def _parts(self, batch: Tensor) -> Sequence[Tensor]:
-        """A large batch in parts, so that memory stays bounded; in training always whole."""
+        """Split a large batch to bound memory, except during training."""
         return [batch] if self.training else batch.split(PART_SIZE.get(batch.device.type, 128))
 
-    def log_likelihood(self, x: Image) -> Float[Tensor, "batch classes"]:
-        """Eq. 1: log p(x|y) for every class, pixels in [0, 1]."""
+    def log_likelihood(self, x: Images) -> Float[Tensor, "batch classes"]:
+        """Eq. 1: log p(x|y) of every class for pixels in [0, 1]."""
         z, log_det = self.encode_with_log_det(x)
         return equations.log_likelihood(z, log_det, self.mu)
 
-    def log_posterior(self, x: Image) -> Float[Tensor, "batch classes"]:
+    def log_posterior(self, x: Images) -> Float[Tensor, "batch classes"]:
         """Eq. 2: log p(y|x)."""
         return equations.log_posterior(self.encode(x), self.mu)
 
-    def log_marginal(self, x: Image) -> LogDet:
+    def log_marginal(self, x: Images) -> LogDet:
         """log p(x)."""
         return equations.log_marginal(self.log_likelihood(x))
 
-    def predict(self, x: Image) -> Int[Tensor, " batch"]:
-        """C(x), the class of the nearest mean."""
+    def predict(self, x: Images) -> Labels:
+        """C(x), the class of the nearest mean μ_y."""
         return self.log_posterior(x).argmax(1)
 
     def sample(
-        self, label: Int[Tensor, " batch"], generator: torch.Generator, temperature: float = 1.0
-    ) -> Image:
+        self, label: Labels, generator: torch.Generator, temperature: float = 1.0
+    ) -> Images:
         """Draw x ~ p(x|y); a temperature below 1 stays nearer to the class mean."""
         noise = torch.randn(
             (len(label), self.architecture.dim), generator=generator, device=self.mu.device
@@ -80,7 +81,7 @@ class GenerativeClassifier(nn.Module):
 
 
 def _spread_means(architecture: Architecture) -> Float[Tensor, "classes dim"]:
-    """Random means of which all pairs are about equally far apart."""
+    """Draw random means whose pairwise distances are all about `class_distance`."""
     generator = torch.Generator().manual_seed(architecture.seed + 1)
     directions = torch.randn(architecture.classes, architecture.dim, generator=generator)
     return F.normalize(directions) * (architecture.class_distance / math.sqrt(2))

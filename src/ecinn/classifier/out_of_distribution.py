@@ -1,7 +1,7 @@
-"""Whether a picture is like those a model was trained on, told from its latent alone.
+"""Detect out-of-distribution images from their latents.
 
-A likelihood is not enough: a flat colour or a face upside down is as likely as a face. So up to
-three things are looked at, and each can say that a picture is unlike the training images.
+A likelihood is not enough: a uniform colour or a face upside down can be as likely as a face. So
+up to three scores are compared with their limits, and each is a reason of its own.
 """
 
 from dataclasses import dataclass
@@ -12,52 +12,55 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 IN_WORDS = {
-    "likelihood": "not as likely as they are",
+    "likelihood": "unusually likely or unlikely",
     "texture": "smoother or rougher",
-    "pose": "turned, shifted or inverted",
+    "pose": "rotated, shifted or inverted",
 }
-"""What a picture is that is unlike the training images, by the reason."""
+"""For each reason, how the image differs from the training images."""
 REASONS = tuple(IN_WORDS)
-RARE = 0.002
-"""Share of the training images that each of the three calls unlike the others."""
+FALSE_ALARM_RATE = 0.002
+"""Share of the training images that each score flags."""
 RIDGE = 1e4
-"""Of the pose's readout: there are more latents than pictures to fit it to."""
-FITTED = 4000
-"""Pictures, and as many misplaced ones, that the pose is fitted to."""
+"""Regularisation of the pose score, which has more weights than images to fit."""
+POSE_IMAGES = 4000
+"""Largest number of images, and of misplaced images, that the pose score is fitted to."""
 
 Latents = Float[Tensor, "batch dim"]
 PerImage = Float[Tensor, " batch"]
 Frequency = Int[Tensor, " dim"]
+Energies = Float[Tensor, "batch frequencies"]
 
 
 class Texture(NamedTuple):
-    """How strong the latents of every frequency are: of smooth, blurred or rough pictures not so.
+    """Squared Mahalanobis distance of the latents' band energies: large for unusual texture.
 
-    log(mean (z − μ̄_p)² of a frequency) has a mean and a covariance over the training images.
+    Smooth, blurred and noisy images have unusual energies e_k = log mean (z − μ̄_p)², where the
+    mean is over the latents of frequency k.
     """
 
-    frequency: Int[Tensor, " dim"]
-    """Of every latent, from 0."""
+    frequency: Frequency
+    """Frequency of every latent, from 0."""
     mean: Float[Tensor, " frequencies"]
     whitening: Float[Tensor, "frequencies frequencies"]
-    """Wᵀ W is the inverse covariance."""
+    """W, where Wᵀ W is the inverse covariance of the energies."""
     limit: float
-    """Of the squared Mahalanobis distance."""
+    """Largest distance that is not flagged."""
 
     def distance(self, residual: Latents) -> PerImage:
-        """Of latents, less the mean of their class."""
+        """Return the distance of latents from which the mean of their class was subtracted."""
         return self.distance_of(band_energies(residual, self.frequency))
 
-    def distance_of(self, energies: Float[Tensor, "batch frequencies"]) -> PerImage:
-        """‖W(e − ē)‖², squared Mahalanobis."""
+    def distance_of(self, energies: Energies) -> PerImage:
+        """‖W(e − ē)‖²."""
         return ((energies - self.mean) @ self.whitening.T).square().sum(1)
 
 
 class Pose(NamedTuple):
-    """A linear readout: low for pictures that are turned, shifted or inverted."""
+    """w·z, a linear score: low for rotated, shifted or inverted images."""
 
     weight: Float[Tensor, " dim"]
     limit: float
+    """Smallest score that is not flagged."""
 
     def score(self, z: Latents) -> PerImage:
         """w·z."""
@@ -66,15 +69,19 @@ class Pose(NamedTuple):
 
 @dataclass(frozen=True)
 class OODDetector:
-    """What is usual of the training images."""
+    """Flag images that differ from the training images in likelihood, texture or pose."""
 
     log_p: tuple[float, float]
-    """Between these log p(x) lie 99.8 % of the training images."""
+    """Range of log p(x) that holds 99.8 % of the training images."""
     texture: Texture | None = None
     pose: Pose | None = None
 
     def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 3"]:
-        """For every one of `REASONS`, whether it calls an image unlike those of the training."""
+        """Return for each of `REASONS` if it flags an image as out-of-distribution.
+
+        Args:
+            residual: the latents minus the mean latent of their predicted class.
+        """
         low, high = self.log_p
         texture = pose = torch.zeros_like(log_p, dtype=torch.bool)
         if self.texture is not None:
@@ -84,61 +91,58 @@ class OODDetector:
         return torch.stack([(log_p < low) | (log_p > high), texture, pose], 1)
 
     def to(self, device: torch.device) -> "OODDetector":
-        """The same on another device."""
+        """Return the same detector on another device."""
         texture, pose = self.texture, self.pose
         if texture is not None:
-            texture = Texture(
-                texture.frequency.to(device),
-                texture.mean.to(device),
-                texture.whitening.to(device),
-                texture.limit,
+            texture = texture._replace(
+                frequency=texture.frequency.to(device),
+                mean=texture.mean.to(device),
+                whitening=texture.whitening.to(device),
             )
         if pose is not None:
-            pose = Pose(pose.weight.to(device), pose.limit)
+            pose = pose._replace(weight=pose.weight.to(device))
         return OODDetector(self.log_p, texture, pose)
 
 
 def fit_log_p(log_p: PerImage) -> tuple[float, float]:
-    """The range of all but the rarest, half of them on either side."""
-    ends = torch.tensor([RARE / 2, 1 - RARE / 2], dtype=torch.float64, device=log_p.device)
+    """Return the range of all but the rarest values, half of those on either side."""
+    tail = FALSE_ALARM_RATE / 2
+    ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=log_p.device)
     low, high = log_p.double().quantile(ends).tolist()
     return low, high
 
 
-def fit_texture(energies: Float[Tensor, "batch frequencies"], frequency: Frequency) -> Texture:
-    """Mean and covariance of the energies, and where the rarest begin."""
+def fit_texture(energies: Energies, frequency: Frequency) -> Texture:
+    """Fit mean, covariance and limit to the energies of the training images."""
     mean = energies.mean(0)
     covariance = torch.cov(energies.T.double()).reshape(len(mean), len(mean))
-    # A little of the identity: frequencies of few latents must not make it singular.
+    # A small ridge, because frequencies of few latents could make the covariance singular.
     ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(mean), device=mean.device)
     whitening = torch.linalg.inv(torch.linalg.cholesky(covariance + ridge)).to(mean.dtype)
     texture = Texture(frequency, mean, whitening, 0.0)
-    limit = float(texture.distance_of(energies).double().quantile(1 - RARE))
+    limit = float(texture.distance_of(energies).double().quantile(1 - FALSE_ALARM_RATE))
     return texture._replace(limit=limit)
 
 
-def fit_pose(z: Latents, misplaced: Float[Tensor, "others dim"]) -> Pose:
-    """Ridge regression of +1 for z against −1 for the misplaced; the limit from other pictures.
+def fit_pose(z: Latents, misplaced: Float[Tensor, "others dim"], most: int = POSE_IMAGES) -> Pose:
+    """Fit a ridge regression of +1 for z against −1 for misplaced images.
 
-    The first half of z, `FITTED` at most, are fitted; where the rarest begin the rest says, which
-    the readout has not seen.
+    The first half of z, at most `most`, is fitted; the limit comes from the rest of z.
     """
-    count = min(FITTED, len(z) // 2, len(misplaced))
+    count = min(most, len(z) // 2, len(misplaced))
     rows = torch.cat([z[:count], misplaced[:count]]).double()
-    centre = rows.mean(0)
+    rows = rows - rows.mean(0)
     sign = torch.ones(2 * count, dtype=rows.dtype, device=rows.device)
     sign[count:] = -1
-    rows = rows - centre
-    # In its dual form: as many unknowns as pictures.
+    # The dual form has as many unknowns as images.
     gram = rows @ rows.T + RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     weight = (rows.T @ torch.linalg.solve(gram, sign)).to(z.dtype)
     pose = Pose(weight, 0.0)
-    return pose._replace(limit=float(pose.score(z[count:]).double().quantile(RARE)))
+    limit = float(pose.score(z[count:]).double().quantile(FALSE_ALARM_RATE))
+    return pose._replace(limit=limit)
 
 
-def band_energies(
-    residual: Latents, frequency: Int[Tensor, " dim"]
-) -> Float[Tensor, "batch frequencies"]:
+def band_energies(residual: Latents, frequency: Frequency) -> Energies:
     """e_k = log of the mean square of the latents of frequency k."""
     count = torch.bincount(frequency).to(residual.dtype)
     total = residual.new_zeros(len(residual), len(count))

@@ -1,7 +1,8 @@
-"""Weights as a file holds them: those of subnets rounded, because no inverse depends on them.
+"""Quantise the weights of subnets for storage.
 
-A coupling is invertible whatever its subnet computes; everything outside the subnets stays as
-it is. What is rounded to 8 bits has one scale per output channel.
+A coupling is invertible whatever its subnet computes, so rounding the subnet's weights keeps the
+inverse exact; everything outside the subnets is stored unrounded. 8-bit weights have one scale
+per output channel.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ _SCALE = ".scale"
 
 
 def pack(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """The tensors to write: at 8 bits kernels are integers, vectors half precision."""
+    """Return the tensors to write: with 8 bits kernels are integers and vectors float16."""
     if bits not in STORED_BITS:
         raise InputError(f"weights are stored with 32, 16 or 8 bits, not {bits}")
     packed: dict[str, Tensor] = {}
@@ -32,7 +33,7 @@ def pack(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
 
 
 def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `pack`, all in single precision."""
+    """Return the weights in float32: the inverse of `pack`."""
     weights = {}
     for name, value in packed.items():
         if name + _SCALE in packed:
@@ -44,19 +45,19 @@ def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stored_precision(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """The weights as they will be when they have been saved and loaded."""
+    """Return the weights as they are after saving and loading."""
     return unpack(pack(weights, bits))
 
 
 def rounded_again(packed: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """w + u · step, u ~ U(−½, ½): unpacked, with one more error of the size that rounding makes.
+    """w + u · step with u ~ U(−½, ½): unpack, and add a second error as large as rounding's.
 
-    A step is the distance to the next number that the file could hold instead.
+    The step is the distance to the next number that the format can represent.
     """
     weights = unpack(packed)
     for name, value in packed.items():
         if name + _SCALE in packed:
-            # A row of zeros was exact; its scale says nothing.
+            # A row of zeros is exact, and its scale is arbitrary.
             used = value.flatten(1).ne(0).any(1)
             row_step = torch.where(used, packed[name + _SCALE].float(), 0.0)
             step = row_step.reshape(-1, *[1] * (value.ndim - 1))
@@ -70,7 +71,7 @@ def rounded_again(packed: Mapping[str, Tensor], generator: torch.Generator) -> d
 
 
 def _last_place(value: Float16[Tensor, "*shape"]) -> Float32[Tensor, "*shape"]:
-    """What the last binary digit of a half-precision number is worth, of zero the least one's."""
+    """Return the distance from each float16 number to the next larger one."""
     size = value.abs()
     return (size.view(torch.int16) + 1).view(torch.float16).float() - size.float()
 
@@ -80,8 +81,8 @@ def _round_rows(
 ) -> tuple[Int8[Tensor, "*shape"], Float[Tensor, " rows"]]:
     """w ≈ scale · k with |k| ≤ 127.
 
-    A scale of eight binary digits makes 127 · scale exact, so that what has been rounded once
-    is not changed by being saved again.
+    A scale with eight significant bits makes 127 · scale exact, so that saving rounded weights
+    again does not change them.
     """
     rows = value.flatten(1)
     largest = rows.abs().amax(1)

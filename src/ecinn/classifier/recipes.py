@@ -1,4 +1,4 @@
-"""Each model of the paper as one frozen dataclass; every value says where it comes from."""
+"""Training recipes: each model as one frozen dataclass, each value with its source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,41 +13,42 @@ from ecinn.progress import Observer, ignore
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A second stage of training whose loss looks at counterfactuals too. Ours, not the paper's.
+    """Second training stage, which also optimises counterfactuals. Not in the paper.
 
-    Half of a batch goes to α₁ of a random class, half to a random confidence, and to the loss of
-    the first stage are added, with these weights:
+    Half of each batch is changed to a random class at α₁, the other half to a random confidence.
+    These weighted terms are added to the loss of the first stage:
     """
 
     epochs: int
     proximity: float
-    """mean |x̂ − x|: of all images of q the nearest."""
+    """Weight of mean |x̂ − x|, the distance from the image."""
     faithfulness: float
-    """KL(p(y|z + αΔ) ‖ p(y|stored x̂)): the stored 8-bit image is read as was asked."""
+    """Weight of KL(p(y|z + αΔ) ‖ p(y|stored x̂)): requested posterior against that of the stored
+    8-bit image."""
     realism: float
-    """−D(x̂, q): a critic, trained beside, cannot tell x̂ from real images of q."""
+    """Weight of −D(x̂, q), where the critic D learns to tell x̂ from real images of q."""
     learning_rate: float = 1e-3
     ema_decay: float = 0.998
     critic_learning_rate: float = 4e-4
     gradient_penalty: float = 0.1
-    """Of the critic on real images, which keeps it smooth."""
+    """Weight of the critic's squared gradient at real images, which keeps it smooth."""
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient sgd with momentum, as IB-INN and the paper use it."""
+    """Stochastic gradient descent with momentum, as in IB-INN and the paper."""
 
     milestones: tuple[int, ...]
-    """Epochs after which the learning rate falls to a tenth."""
+    """Epochs after which the learning rate is divided by ten."""
     momentum: float = 0.9
-    """Of all weights but the class means, which move without."""
-    means_rate: float = 1.0
-    """Learning rate of the class means as a multiple of the weights'."""
+    """Momentum of all weights except the class means, which have none."""
+    means_lr_factor: float = 1.0
+    """Learning rate of the class means divided by that of the weights."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that is needed to train one model again."""
+    """Everything that is needed to train a model again."""
 
     name: str
     dataset: str
@@ -55,41 +56,42 @@ class Recipe:
     beta: float
     """Weight of classification against likelihood (Eq. 9)."""
     label_smoothing: float = 0.0
-    """Share of the label that is spread over all classes while the network is trained."""
-    means_label_smoothing: float | None = 0.01
-    """The same while the class means are fitted to clean images at the end; None leaves them
-    as they were trained."""
+    """Label smoothing while the network is trained."""
+    refit_label_smoothing: float | None = 0.01
+    """Label smoothing while the class means are refitted to clean images after training; None
+    keeps the trained means."""
     noise: float = 0.0
-    """Standard deviation of the Gaussian noise on training pixels of [0, 1]."""
+    """Standard deviation of the Gaussian noise on training pixels in [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     epochs: int = 60
     batch_size: int = 256
     learning_rate: float = 2e-3
-    """Peak of a cosine after a linear warm-up; of gradient sgd the first one."""
+    """Peak of a cosine schedule with linear warm-up; the initial learning rate of SGD."""
     warm_up: float = 0.1
     """Share of all steps."""
     sgd: SGD | None = None
-    """What to train with instead of AdamW and a cosine."""
+    """SGD settings; None trains with AdamW and a cosine schedule."""
     weight_decay: float = 1e-4
     gradient_clip: float = 8.0
     ema_decay: float = 0.999
-    """Decay of the exponential moving average whose weights are kept; 0 keeps the last weights."""
+    """Decay of the exponential moving average (EMA) of the weights that is stored; 0 stores the
+    last weights."""
     attribute_weight: float = 0.0
-    """Of reading all attributes of an image linearly from its latent (mean cross-entropy):
-    what else is known of the training images keeps the network from learning them by heart."""
+    """Weight of predicting all attributes of an image linearly from its latent (mean
+    cross-entropy); this auxiliary task reduces overfitting."""
     distillation_weight: float = 0.0
-    """Share of a teacher's answer in what is learned, of the class and of all attributes; the
-    rest is what the labels say."""
+    """Share of the teacher's prediction in the targets of class and attributes; the labels make
+    up the rest."""
     finetuning: FineTuning | None = None
-    """The second stage, if there is one."""
+    """Settings of the second stage, if there is one."""
     half_precision: bool = True
-    """Whether subnets run in bfloat16 while they are trained on a GPU."""
+    """Run subnets in bfloat16 when training on a GPU."""
     stored_bits: int = 16
-    """Of a subnet's weight in the model's file: 32, 16 or 8."""
-    upright: bool = False
-    """Whether all its pictures are placed alike, so that others can be told."""
-    digits: bool = False
-    """Whether pictures from files are framed as MNIST frames its digits."""
+    """Bits per subnet weight in the model's file: 32, 16 or 8."""
+    aligned: bool = False
+    """All training images have the same pose, so that rotated or shifted ones can be detected."""
+    mnist_framing: bool = False
+    """Frame images from files as MNIST frames its digits."""
     seed: int = 0
 
     def load(
@@ -98,7 +100,7 @@ class Recipe:
         folder: Path | None = None,
         observe: Observer = ignore,
     ) -> Dataset:
-        """The images it trains on or is tested on; faces are in a folder of the user's."""
+        """Load the images of a split; CelebA is read from a folder of the user's."""
         return load_dataset(self.dataset, split, folder, observe=observe)
 
 
@@ -113,38 +115,38 @@ MNIST = Recipe(
         # Two resolutions, as in IB-INN; the numbers are ours.
         stages=(Stage(couplings=24, width=32), Stage(couplings=24, width=64)),
         dense_width=1024,  # ours
-        clamp=1.2,  # ours: a run with 1.5 ended with a round-trip error of 1e-4
+        clamp=1.2,  # ours: 1.5 gave a round-trip error of 1e-4
         pixel_scale=2.0,  # IB-INN
-        pixel_margin=0.02,  # ours: four deviations of the noise
-        norm="group",  # ours: one image's result does not depend on another's
+        pixel_margin=0.02,  # ours: four standard deviations of the noise
+        norm="group",  # ours: images of a batch do not affect each other
     ),
     beta=1.4265,  # paper, Table 1
-    # IB-INN has 0.01. In a small model 0.03 carried more counterfactuals across at α₁.
+    # IB-INN has 0.01. In a small model, more counterfactuals reached q at α₁ with 0.03.
     label_smoothing=0.03,
-    means_label_smoothing=0.03,
+    refit_label_smoothing=0.03,
     noise=0.005,  # ours: half of IB-INN's
-    # Ours: half of the digits are moved a little, half stay as they are.
+    # Ours: half of the digits are transformed slightly.
     augmentation=Augmentation(shift=1.5, rotate=10.0, scale=0.1, shear=0.1, share=0.5),
     epochs=50,
     weight_decay=1e-2,
-    # Ours; what each term does is measured in docs/finetuning.md.
+    # Ours; docs/finetuning.md measures the effect of each term.
     finetuning=FineTuning(epochs=7, proximity=4.5, faithfulness=4.0, realism=0.18),
-    digits=True,
+    mnist_framing=True,
 )
 
 MNIST_PAPER = Recipe(
-    # The paper's recipe as a control. What still differs from the authors' code:
-    # - downsampling: one subnet, which changes half of the channels, where IB-INN has two; its
-    #   first convolution has the stride, there the second; log-scales are clamp·tanh(0.1 s)
-    #   as in every coupling, there clamp·tanh(0.2 s);
+    # The paper's recipe as a control. Remaining differences from the authors' code:
+    # - downsampling: one subnet, which changes half of the channels (IB-INN: two); its first
+    #   convolution has the stride (IB-INN: the second); log-scales are clamp·tanh(0.1 s) as in
+    #   every coupling (IB-INN: clamp·tanh(0.2 s));
     # - subnets: no ReLU before the first convolution; 3×3 convolutions have a bias, which
-    #   BatchNorm takes out again;
-    # - the DCT keeps lengths, where theirs shrinks 7×7 pictures to about 0.44 of it;
-    # - the fully connected couplings start as the identity, there with small random weights,
-    #   and clamp with tanh, there with arctan; a permutation stands before each of the two;
-    # - class means start in random directions, there along blocks of axes; all classes are
-    #   equally likely, there a prior is learned beside;
-    # - all 60,000 images are trained on, there all but 1,024 random ones.
+    #   BatchNorm cancels;
+    # - the DCT is orthonormal (IB-INN: it scales 7×7 images by about 0.44);
+    # - the fully connected couplings start as the identity (IB-INN: small random weights), clamp
+    #   with tanh (IB-INN: arctan), and each follows a permutation;
+    # - class means start in random directions (IB-INN: along blocks of axes), and the class prior
+    #   is uniform (IB-INN: learned);
+    # - all 60,000 images are used for training (IB-INN: all but 1,024 random ones).
     name="mnist-paper",
     dataset="mnist",
     architecture=Architecture(
@@ -157,7 +159,7 @@ MNIST_PAPER = Recipe(
             Stage(couplings=24, width=64, dropout=0.25),  # IB-INN
         ),
         dense_width=1024,  # IB-INN
-        dense_couplings=2,  # IB-INN: one block that changes both halves
+        dense_couplings=2,  # IB-INN: one block that transforms both halves
         dense_dropout=0.5,  # IB-INN
         clamp=0.7,  # IB-INN
         dense_clamp=2.0,  # IB-INN
@@ -168,23 +170,23 @@ MNIST_PAPER = Recipe(
     ),
     beta=1.4265,  # paper, Table 1
     label_smoothing=0.01,  # IB-INN, for MNIST
-    means_label_smoothing=None,  # IB-INN: the means stay as they were trained
-    noise=0.01,  # IB-INN: on pixels of [0, 1], before they are scaled by 2
+    refit_label_smoothing=None,  # IB-INN: keeps the trained means
+    noise=0.01,  # IB-INN: on pixels in [0, 1], before scaling by 2
     epochs=60,  # paper
     batch_size=128,  # IB-INN
     learning_rate=0.07,  # paper
-    # Milestone: paper. Momentum, and means that learn three times as fast without it: IB-INN.
-    sgd=SGD(milestones=(50,), momentum=0.9, means_rate=3.0),
-    weight_decay=1e-4,  # IB-INN: of all weights but the means
+    # Milestone: paper. Momentum and the means' learning rate: IB-INN.
+    sgd=SGD(milestones=(50,), momentum=0.9, means_lr_factor=3.0),
+    weight_decay=1e-4,  # IB-INN: for all weights except the means
     gradient_clip=8.0,  # IB-INN
     ema_decay=0.0,  # IB-INN: none
     half_precision=False,  # IB-INN
-    stored_bits=32,  # ours: BatchNorm's statistics may leave the range of 16 bits
-    digits=True,
+    stored_bits=32,  # ours: BatchNorm's statistics may exceed the range of float16
+    mnist_framing=True,
 )
 
 MNIST_BETA = replace(
-    # Figure 10: one of these for every β. Ours: the first stage alone, as short as will do.
+    # Figure 10: one model per β. Ours: a short first stage only.
     MNIST,
     name="mnist-beta",
     epochs=12,
@@ -196,22 +198,22 @@ FAKE_MNIST = Recipe(
     dataset="fakemnist",
     architecture=replace(
         MNIST.architecture,
-        # Ours: two thirds of MNIST's couplings; the class is one pixel.
+        # Ours: two thirds of MNIST's couplings, because the class depends on one pixel.
         stages=(Stage(couplings=16, width=32), Stage(couplings=16, width=48)),
         dense_width=512,
     ),
     beta=1.4265,  # paper, Table 1
     label_smoothing=0.03,
-    means_label_smoothing=0.03,
+    refit_label_smoothing=0.03,
     noise=0.005,  # as for MNIST
-    # Images must not be moved: the dot would say another class.
+    # No augmentation: moving the dot would change the class.
     epochs=10,
     weight_decay=1e-2,
     finetuning=FineTuning(epochs=6, proximity=30.0, faithfulness=2.0, realism=0.25),
 )
 
 CELEBA_ATTRIBUTES = Recipe(
-    # What the four models of faces begin with: its layers know all forty attributes.
+    # Initialises the four face models; its layers have learned all forty attributes.
     name="celeba-attributes",
     dataset="celeba/Smiling",
     architecture=Architecture(
@@ -219,36 +221,36 @@ CELEBA_ATTRIBUTES = Recipe(
         height=64,
         width=64,
         classes=2,
-        # Ours: as many weights as four models of 8 bits may have in a small repository.
+        # Ours: small enough to ship four models with 8-bit weights.
         stages=(
             Stage(couplings=16, width=80),
             Stage(couplings=16, width=96),
             Stage(couplings=8, width=112),
         ),
-        dense_width=0,  # ours: at 8×8 a coupling sees the whole face
-        clamp=1.0,  # ours: 2 exploded
+        dense_width=0,  # ours: at 8×8 a convolutional coupling sees the whole face
+        clamp=1.0,  # ours: training diverged with 2
         pixel_scale=4.0,  # IB-INN
         pixel_margin=0.02,  # ours, as for MNIST
-        mixing="cosine",  # ours: rotations would be a fifth of the file
-        norm="group",  # ours: with batch norm evaluation explodes on faces
+        mixing="cosine",  # ours: rotations would take a fifth of the file
+        norm="group",  # ours: batch norm diverges on faces in evaluation mode
         dropout=0.1,  # ours
     ),
     beta=1.0,  # paper, Table 1
     label_smoothing=0.02,  # ours
-    # Ours: fitted anew, 24,576 numbers would learn 25,000 faces by heart.
-    means_label_smoothing=None,
+    # Ours: refitting 24,576 numbers to 25,000 faces would overfit.
+    refit_label_smoothing=None,
     augmentation=Augmentation(shift=3.0, whole_pixels=True, flip=True),
     epochs=75,
     learning_rate=1.5e-3,
     warm_up=0.05,
     weight_decay=1e-2,
     attribute_weight=4.0,
-    upright=True,
+    aligned=True,
     stored_bits=8,
 )
 
 CELEBA_TAUGHT = replace(
-    # It goes on from there, and learns what a teacher sees rather than what the labels say.
+    # Continues from celeba-attributes with distillation from a teacher.
     CELEBA_ATTRIBUTES,
     name="celeba-taught",
     augmentation=Augmentation(shift=4.0, rotate=7.0, scale=0.07, flip=True, share=0.6),
@@ -294,7 +296,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Return the recipe of that name."""
     if name not in RECIPES:
-        raise InputError(f"no recipe is called {name!r}; there are: {', '.join(RECIPES)}")
+        raise InputError(f"no recipe {name!r}; choose one of: {', '.join(RECIPES)}")
     return RECIPES[name]

@@ -8,6 +8,7 @@ from ecinn.cli import (  # noqa: F401
     evaluate,
     explain,
     inception,
+    judges,
     models,
     paper,
     serve,

@@ -13,12 +13,9 @@ from rich.table import Table as RichTable
 
 from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
-from ecinn.data.dataset import load_dataset
 from ecinn.drawing.table import Table
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
-from ecinn.studies.benchmark.quality import JUDGES
-from ecinn.studies.judges import JudgeProgress, JudgeSettings, train_judges
 
 benchmark = typer.Typer(
     no_args_is_help=True, help="Compare counterfactuals and heatmaps with other methods."
@@ -233,54 +230,6 @@ def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
             f"--classes must be two of {', '.join(names)} separated by a comma, not {given!r}"
         ) from None
     return first, second
-
-
-@app.command()
-def judges(
-    dataset: Annotated[str, typer.Argument(help=f"One of: {', '.join(JUDGES)}.")],
-    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    seed: Annotated[int, typer.Option(help="Not that of the models they judge.")] = 100,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many training images.")
-    ] = None,
-    device: Device = "auto",
-    json_output: Json = False,
-) -> None:
-    """Train judges of counterfactuals: two oracles, a feature network and autoencoders."""
-    chosen = torch.device(device_name(device))
-    if out_file.is_dir():
-        raise InputError(f"{out_file} is a folder: give a file's name to --out")
-    train, test = load_dataset(dataset, "train").first(limit), load_dataset(dataset, "test")
-    output_folder(out_file.parent)
-    settings = JudgeSettings()
-    total = (
-        2 * settings.convolution_epochs
-        + settings.dense_epochs
-        + settings.autoencoder_epochs * (1 + len(train.class_names))
-    )
-    done = 0
-    with bars() as observe:
-
-        def count(progress: JudgeProgress) -> None:
-            nonlocal done
-            done += 1
-            observe("training judges", done, total)
-
-        try:
-            trained = train_judges(train, test, seed=seed, device=chosen, observe=count)
-        except KeyboardInterrupt:
-            raise EcinnError("interrupted: nothing was written; start again") from None
-    trained.save(out_file)
-    if json_output:
-        print_json({"file": str(out_file), **dict(trained.record)})
-        return
-    table = RichTable("judge", "on test images", box=None)
-    for name, accuracy in trained.record["accuracy"].items():
-        table.add_row(name, f"{100 * accuracy:.2f} % right")
-    for name, error in trained.record["reconstruction_error"].items():
-        table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
-    out.print(table)
-    say_written(out_file)
 
 
 def command_line(name: str, **options: object) -> str:

@@ -9,7 +9,12 @@ from typing import Annotated
 import torch
 import typer
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.checkpoint import (
+    MODEL_FILE,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from ecinn.classifier.recipes import Recipe
 from ecinn.cli.app import Device, app, device_name, err, out, plain
 from ecinn.cli.progress import bars, load_images, training_bar
@@ -17,6 +22,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import output_folder
 from ecinn.model import Model
+from ecinn.progress import Progress
 from ecinn.studies.judges import load_judges
 from ecinn.studies.paper import beta_models
 from ecinn.training import loop as training
@@ -62,7 +68,7 @@ def beta(
             compared = beta_models.compare([*models, *earlier], test, places, chosen)
             beta_models.save(compared, results)
             _say(model)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedRunError):
         raise InterruptedRunError("interrupted; go on with the same command") from None
     out.print(f"wrote {plain(str(results))}")
 
@@ -72,7 +78,7 @@ def _earlier(
 ) -> list[Checkpoint]:
     """Models of other β that lie there finished: they stay in the results."""
     found = []
-    for path in sorted(out_dir.glob(f"beta-*/{training.MODEL_FILE}")):
+    for path in sorted(out_dir.glob(f"beta-*/{MODEL_FILE}")):
         value = load_checkpoint(path).recipe.beta
         if value not in asked:
             found.append(_finished(path.parent, beta_models.settings(value, epochs), train, test))
@@ -81,7 +87,7 @@ def _earlier(
 
 def _finished(folder: Path, settings: Recipe, train: Dataset, test: Dataset) -> Checkpoint | None:
     """The model that an earlier run trained and measured there."""
-    path = folder / training.MODEL_FILE
+    path = folder / MODEL_FILE
     if not path.is_file():
         return None
     model = load_checkpoint(path)
@@ -107,17 +113,13 @@ def _train(
         model = training.train(
             settings, train, folder, device=device, resume=True, observe=observe
         )
-    with bars() as observe_measuring:
-        result = evaluate(
-            Model(model, device),
-            test,
-            observe=lambda done: observe_measuring(f"{which}: measuring", done, len(test)),
-        )
+    with bars() as observe:
+        result = evaluate(Model(model, device), test, observe=observe)
         judged = jury.say(Model(model, device))
     model.classifier.cpu()
     metrics = dataclasses.asdict(result) | dataclasses.asdict(judged)
     model = dataclasses.replace(model, metrics=metrics)
-    save_checkpoint(model, folder / training.MODEL_FILE)
+    save_checkpoint(model, folder / MODEL_FILE)
     for name in training.STATE_FILES:
         (folder / name).unlink(missing_ok=True)
     return model
@@ -134,17 +136,17 @@ def _say(model: Checkpoint) -> None:
 
 
 @contextmanager
-def _bar(which: str) -> Iterator[Callable[[training.Progress], None]]:
+def _bar(which: str) -> Iterator[Callable[[Progress], None]]:
     """Epoch, loss, error and speed under a bar."""
     with training_bar() as show:
 
-        def observe(p: training.Progress) -> None:
+        def observe(p: Progress) -> None:
+            f = p.figures
             words = (
-                f"{which}, epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  "
-                f"bits/dim {p.bits_per_dim:.3f}  error {100 * p.error:.2f} %  "
-                f"{p.images_per_second:,.0f} images/s"
+                f"{which}, epoch {f['epoch']}/{f['epochs']}  loss {f['loss']:.3f}  "
+                f"bits/dim {f['bits_per_dim']:.3f}  error {100 * f['error']:.2f} %  "
+                f"{f['images_per_second']:,.0f} images/s"
             )
-            ended = p.step * p.epochs == p.epoch * p.steps
-            show(words, p.step, p.steps, p.seconds_left if ended else None)
+            show(words, p.done, p.total, None)
 
         yield observe

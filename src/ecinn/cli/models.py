@@ -9,10 +9,9 @@ import typer
 from rich.table import Table
 
 from ecinn.classifier.card import ModelCard, card
-from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint, shipped_models
+from ecinn.classifier.checkpoint import MODEL_FILE, SHIPPED, load_checkpoint, shipped_models
 from ecinn.cli.app import Json, app, out, plain, print_json
 from ecinn.errors import InputError
-from ecinn.training.loop import MODEL_FILE
 
 
 @app.command("models")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,35 +103,42 @@ class Lines:
         finished = progress.done >= progress.total
         task = self._tasks.get(progress.task)
         if task is None:
-            task = self._tasks[progress.task] = _Task(now, now + SLOW, progress)
-        new_epoch = progress.figures.get("epoch") != task.last.figures.get("epoch")
-        if new_epoch and not finished:
-            self._write(_line(task.last, now - task.start))
-        elif finished or now >= task.due:
-            self._write(_line(progress, now - task.start))
+            task = self._tasks[progress.task] = _Task(now, progress.done, now + SLOW)
+        epoch = progress.figures.get("epoch")
+        if task.unwritten and task.epoch != epoch:
+            self._write(task.unwritten)
+        task.epoch = epoch
+        task.unwritten = _line(progress, now - task.start, task.done_at_start)
+        if finished or now >= task.due:
+            self._write(task.unwritten)
+            task.unwritten = ""
             task.due = now + INTERVAL
-        task.last = progress
         if finished:
             del self._tasks[progress.task]
 
 
+@dataclass
 class _Task:
-    """When a task started, when its next line is due, and its last report."""
+    """When and where a task started, when its next line is due, and its last report."""
 
-    def __init__(self, start: float, due: float, last: Progress) -> None:
-        self.start, self.due, self.last = start, due, last
+    start: float
+    done_at_start: int
+    due: float
+    epoch: float | int | None = None
+    unwritten: str = ""
 
 
-def _line(progress: Progress, seconds: float) -> str:
+def _line(progress: Progress, seconds: float, done_at_start: int) -> str:
     parts = [f"{progress.done:,}/{progress.total:,}", format_figures(progress.figures)]
+    done = progress.done - done_at_start
     if progress.done >= progress.total:
         parts.append(f"done in {seconds:.0f} s")
-    elif progress.done > 0:
-        parts.append(f"{seconds / progress.done * (progress.total - progress.done):.0f} s left")
+    elif done > 0:
+        parts.append(f"{seconds / done * (progress.total - progress.done):.0f} s left")
     return f"{progress.task}: {'  '.join(part for part in parts if part)}"
 
 
-def format_figures(figures: Mapping[str, float]) -> str:
+def format_figures(figures: Mapping[str, float | int]) -> str:
     """Format figures with their usual names, digits and units."""
     parts = []
     for name, value in figures.items():

@@ -1,75 +1,83 @@
-"""`ecinn train`: train or refine a model, with a bar."""
+"""`ecinn train` and `ecinn mix`: train a model, or average the weights of two."""
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe, find_recipe
-from ecinn.cli.app import Device, app, device_name, err, out, plain
-from ecinn.cli.evaluate import print_evaluation
-from ecinn.cli.progress import CelebA, load_images
-from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError, InterruptedRunError
-from ecinn.files import atomic_write, output_folder
-from ecinn.model import Model
-from ecinn.training import loop as training
-from ecinn.training.evaluation import evaluate as evaluate_model
-from ecinn.training.teacher_training import load_teacher
-from ecinn.training.weight_averaging import mix
+from ecinn.cli.app import Device, app, out, plain
+from ecinn.cli.progress import CelebA
+from ecinn.errors import InputError
+
+if TYPE_CHECKING:
+    from ecinn.progress import Observer
 
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for state and model.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
-    start: Annotated[
-        str | None, typer.Option("--from", help="Skip the first stage: refine this model.")
+    recipe: Annotated[
+        str, typer.Argument(help="Like mnist or celeba-smile; an unknown name lists all.")
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the state and the model.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    init_from: Annotated[
+        str | None, typer.Option(help="Initialise the layers from this model.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    refine_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Of the second stage; 0 leaves it out.")
+    refine_from: Annotated[
+        str | None, typer.Option(help="Skip the first stage and fine-tune this model.")
     ] = None,
-    refine_learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Overrides the recipe's.")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(min=0.0, help="Weight of classification against likelihood.")
+    ] = None,
+    finetune_epochs: Annotated[
+        int | None, typer.Option(min=0, help="Epochs of the second stage; 0 skips it.")
+    ] = None,
+    finetune_learning_rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Learning rate of the second stage.")
+    ] = None,
     proximity: Annotated[
-        float | None, typer.Option(min=0.0, help="Weight of nearness in the second stage.")
+        float | None, typer.Option(min=0.0, help="Second stage: weight of small changes.")
     ] = None,
     faithfulness: Annotated[
-        float | None, typer.Option(min=0.0, help="Weight of being read as was asked.")
+        float | None,
+        typer.Option(min=0.0, help="Second stage: weight of reaching the requested confidence."),
     ] = None,
     realism: Annotated[
-        float | None, typer.Option(min=0.0, help="Weight of the critic's view.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
-    beta: Annotated[float | None, typer.Option(min=0.0, help="Weight of classification.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many training and test images.")
-    ] = None,
-    layers_of: Annotated[
-        str | None, typer.Option("--start", help="Begin with the layers of this trained model.")
+        float | None, typer.Option(min=0.0, help="Second stage: weight of the critic.")
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option(help="What `ecinn teacher` wrote, to learn from."),
+        Path | None, typer.Option(help="Teacher for distillation, from `ecinn teacher`.")
     ] = None,
     distillation_weight: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of the teacher's answer.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the teacher's prediction in the targets."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first training and test images.")
     ] = None,
     celeba: CelebA = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Train a model; interrupted with Ctrl-C it can be resumed to the same weights."""
-    settings = _changed(
+    """Train a model; Ctrl-C keeps the last finished epoch, and --resume continues from there."""
+    import dataclasses
+    import json
+
+    from ecinn.classifier.checkpoint import MODEL_FILE
+    from ecinn.classifier.recipes import find_recipe
+    from ecinn.cli.evaluate import print_evaluation
+    from ecinn.cli.progress import load_images
+    from ecinn.files import atomic_write, output_folder
+    from ecinn.training.loop import train as train_model
+
+    settings = _replace(
         find_recipe(recipe),
         epochs=epochs,
         batch_size=batch_size,
@@ -77,154 +85,111 @@ def train(
         beta=beta,
         distillation_weight=distillation_weight,
     )
+    changes = {
+        "epochs": finetune_epochs,
+        "learning_rate": finetune_learning_rate,
+        "proximity": proximity,
+        "faithfulness": faithfulness,
+        "realism": realism,
+    }
     if settings.finetuning is not None:
-        finetuning = _changed(
-            settings.finetuning,
-            epochs=refine_epochs,
-            learning_rate=refine_learning_rate,
-            proximity=proximity,
-            faithfulness=faithfulness,
-            realism=realism,
-        )
+        finetuning = _replace(settings.finetuning, **changes)
         settings = dataclasses.replace(
             settings, finetuning=finetuning if finetuning.epochs else None
         )
-    elif any(
-        given is not None
-        for given in (refine_epochs, refine_learning_rate, proximity, faithfulness, realism)
-    ):
+    elif any(value is not None for value in changes.values()):
         raise InputError(f"{recipe} has no second stage: leave its options out")
-    if start is not None and resume:
-        raise InputError("--from begins a run, --resume goes on with one: leave one out")
-    if start is not None and settings.finetuning is None:
-        raise InputError("--from takes the place of the first stage: there must be a second")
-    if start is not None and layers_of is not None:
-        raise InputError("--start begins the first stage, --from leaves it out: choose one")
-    chosen = torch.device(device_name(device))
-    data = load_images(settings.dataset, "train", celeba).first(limit)
     output_folder(out_dir)
-    try:
-        with _training_progress(out_dir, tensorboard=tensorboard) as observe:
-            checkpoint = training.train(
-                settings,
-                data,
-                out_dir,
-                device=chosen,
-                resume=resume,
-                pretrained=None if start is None else load_checkpoint(start),
-                start=None if layers_of is None else load_checkpoint(layers_of),
-                teacher=None if teacher is None else load_teacher(teacher, chosen).teachers,
-                observe=observe,
-            )
-    except KeyboardInterrupt:
-        saved = any((out_dir / name).exists() for name in training.STATE_FILES)
-        raise InterruptedRunError(
-            "interrupted; go on with the same command and --resume"
-            if saved
-            else "interrupted before anything was saved; start again"
-        ) from None
+    data = load_images(settings.dataset, "train", celeba).first(limit)
     test = load_images(settings.dataset, "test", celeba).first(limit)
-    err.print(f"measuring on {len(test):,} test images …")
-    checkpoint = _measure_and_save(checkpoint, test, out_dir / training.MODEL_FILE, chosen)
+    with _observers(out_dir, tensorboard=tensorboard) as observe:
+        checkpoint = train_model(
+            settings,
+            data,
+            out_dir,
+            test=test,
+            device=device,
+            resume=resume,
+            init_from=init_from,
+            refine_from=refine_from,
+            teacher=teacher,
+            observe=observe,
+        )
+    inputs = {
+        " --init-from MODEL": init_from,
+        " --refine-from MODEL": refine_from,
+        " --teacher FILE": teacher,
+    }
+    # Without the paths of this computer.
+    options = "".join(text for text, value in inputs.items() if value is not None)
     record = {
-        "command": f"ecinn train {recipe} --out DIR{_given(start, layers_of, teacher)}",
+        "command": f"ecinn train {recipe} --out DIR{options}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
     }
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
-
-
-def _given(start: str | None, layers_of: str | None, teacher: Path | None) -> str:
-    """The files that a run was given, without the paths of this machine."""
-    given = {" --from MODEL": start, " --start MODEL": layers_of, " --teacher FILE": teacher}
-    return "".join(words for words, value in given.items() if value is not None)
+    out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
+    print_evaluation(checkpoint.metrics)
 
 
 @app.command("mix")
 def mix_models(
     first: Annotated[str, typer.Argument(help="A model's name or path.")],
-    second: Annotated[str, typer.Argument(help="Another, refined from the same start.")],
-    out_file: Annotated[Path, typer.Option("--out", help="File for the mixture.")],
-    share: Annotated[float, typer.Option(help="Of the second model, from 0 to 1.")] = 0.5,
+    second: Annotated[str, typer.Argument(help="Another model, fine-tuned from the same one.")],
+    out_file: Annotated[Path, typer.Option("--out", help="File for the average.")],
+    share: Annotated[float, typer.Option(help="Share of the second model, from 0 to 1.")] = 0.5,
     celeba: CelebA = None,
     device: Device = "auto",
 ) -> None:
-    """Average the weights of two models, without training; measuring takes minutes on a CPU."""
-    chosen = torch.device(device_name(device))
+    """Average the weights of two models without training; takes minutes on a CPU."""
+    from ecinn.classifier.checkpoint import load_checkpoint, save_checkpoint
+    from ecinn.cli.evaluate import print_evaluation
+    from ecinn.cli.progress import bars, load_images
+    from ecinn.files import output_folder
+    from ecinn.flow.device import resolve_device
+    from ecinn.training.calibration import mix
+    from ecinn.training.evaluation import with_metrics
+
     if out_file.is_dir():
-        raise InputError(f"{out_file} is a folder: --out names the file to write")
+        raise InputError(f"{out_file} is a folder: --out must name a file")
     output_folder(out_file.parent)
-    one, other = load_checkpoint(first), load_checkpoint(second)
-    data = load_images(one.recipe.dataset, "train", celeba)
-    err.print(f"measuring class means on {len(data):,} training images, then all test images …")
-    checkpoint = mix(one, other, share, data, chosen)
-    test = load_images(one.recipe.dataset, "test", celeba)
-    _measure_and_save(checkpoint, test, out_file, chosen)
-
-
-def _measure_and_save(
-    checkpoint: Checkpoint, test: Dataset, path: Path, device: torch.device
-) -> Checkpoint:
-    """Write the model with what the test images say of it, and print that."""
-    result = evaluate_model(Model(checkpoint, device), test)
-    checkpoint = dataclasses.replace(checkpoint, metrics=dataclasses.asdict(result))
-    checkpoint.classifier.cpu()
-    save_checkpoint(checkpoint, path)
-    out.print(f"wrote {plain(str(path))}")
+    target = resolve_device(device)
+    models = [load_checkpoint(name) for name in (first, second)]
+    dataset = models[0].recipe.dataset
+    data, test = (load_images(dataset, split, celeba) for split in ("train", "test"))
+    checkpoint = mix(models[0], models[1], share, data, target)
+    with bars() as observe:
+        checkpoint = with_metrics(checkpoint, test, target, observe)
+    save_checkpoint(checkpoint, out_file)
+    out.print(f"wrote {plain(str(out_file))}")
     print_evaluation(checkpoint.metrics)
-    return checkpoint
 
 
-Settings = TypeVar("Settings", Recipe, FineTuning)
+def _replace(settings: Any, **changes: Any) -> Any:  # noqa: ANN401
+    """Replace the settings that were given on the command line."""
+    import dataclasses
 
-
-def _changed(settings: Settings, **changes: Any) -> Settings:  # noqa: ANN401
-    """With what was asked for on the command line."""
-    asked = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(settings, **asked)
+    given = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(settings, **given)
 
 
 @contextmanager
-def _training_progress(folder: Path, *, tensorboard: bool) -> Iterator[Any]:
-    """A bar with loss, bits/dim, error, speed and time left; TensorBoard on request."""
+def _observers(folder: Path, *, tensorboard: bool) -> "Iterator[Observer]":
+    """Show progress, and write TensorBoard events on request."""
+    from ecinn.cli.progress import bars
+    from ecinn.progress import Progress
+
     writer = _summary_writer(folder) if tensorboard else None
-    bar = Progress(
-        TextColumn("{task.fields[epoch]}"),
-        BarColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
-        console=err,
-    )
-    task = bar.add_task("train", epoch="training", figures="starting")
-    last: dict[str, tuple[str, int]] = {"epoch": ("", 0)}
-
-    def observe(p: training.Progress) -> None:
-        figures = (
-            f"loss {p.loss:.3f}  bits/dim {p.bits_per_dim:.3f}  "
-            f"error {100 * p.error:.2f} %  {p.images_per_second:,.0f} images/s"
-        )
-        bar.update(
-            task,
-            total=p.steps,
-            completed=p.step,
-            epoch=f"{p.stage}, epoch {p.epoch}/{p.epochs}",
-            figures=figures,
-        )
-        now = (p.stage, p.epoch)
-        if not err.is_terminal and now != last["epoch"]:
-            where = f"{p.stage}, epoch {p.epoch}/{p.epochs}"
-            err.print(f"{where}  {figures}  {p.seconds_left:.0f} s left")
-            last["epoch"] = now
-        if writer is not None:
-            for name in ("loss", "bits_per_dim", "error", "images_per_second"):
-                writer.add_scalar(f"{p.stage}/{name}", getattr(p, name), p.step)
-
     try:
-        if err.is_terminal:
-            with bar:
-                yield observe
-        else:
+        with bars() as show:
+
+            def observe(progress: Progress) -> None:
+                show(progress)
+                if writer is not None:
+                    for name, value in progress.figures.items():
+                        writer.add_scalar(f"{progress.task}/{name}", value, progress.done)
+
             yield observe
     finally:
         if writer is not None:

@@ -1,1 +1,1 @@
-"""f, f⁻¹ and log|det J|: bijections and the network built of them."""
+"""f, f⁻¹ and log|det J|: bijections, and the network that they form."""

@@ -1,4 +1,4 @@
-"""The invertible layers: each states its formula, forward with log-determinant, and inverse."""
+"""Invertible layers, each with its formula, forward map, log-determinant and inverse."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Image = Float[Tensor, "batch channels height width"]
-Images = Float[Tensor, "batch channels_out height_out width_out"]
+Maps = Float[Tensor, "batch channels height width"]
+"""Images or feature maps."""
+Resized = Float[Tensor, "batch channels_out height_out width_out"]
+"""Feature maps of another size than the input's."""
 Vector = Float[Tensor, "batch dim"]
 LogDet = Float[Tensor, " batch"]
 Kernel = Float[Tensor, "channels channels 1 1"]
 
 
 class Bijection(nn.Module, ABC):
-    """A contract of two methods: `forward` returns (y, log |det ∂y/∂x|), `inverse` returns x."""
+    """An invertible map: `forward` returns (y, log |det ∂y/∂x|), `inverse` returns x."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
@@ -54,22 +56,22 @@ class Chain(Bijection):
 
 
 class PixelScale(Bijection):
-    """γ(x − ½): pixels of [0, 1] around zero, the factor γ kept in the density."""
+    """γ(x − ½): centres pixels in [0, 1] around zero; the density includes the factor γ."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
 
-    def forward(self, x: Image) -> tuple[Image, LogDet]:
+    def forward(self, x: Maps) -> tuple[Maps, LogDet]:
         log_det = x[0].numel() * math.log(self.scale)
         return self.scale * (x - 0.5), x.new_full((x.shape[0],), log_det)
 
-    def inverse(self, y: Image) -> Image:
+    def inverse(self, y: Maps) -> Maps:
         return y / self.scale + 0.5
 
 
 class PixelLogit(Bijection):
-    """γ/4 · logit(m + (1 − 2m)x): what is decoded never strays far outside [0, 1].
+    """γ/4 · logit(m + (1 − 2m)x): keeps decoded pixels close to [0, 1].
 
     The slope at mid-grey is about γ, as with `PixelScale`. The margin m > 0 keeps black, white
     and a little noise around them at finite values.
@@ -80,22 +82,22 @@ class PixelLogit(Bijection):
         self.scale = scale
         self.margin = margin
 
-    def forward(self, x: Image) -> tuple[Image, LogDet]:
+    def forward(self, x: Maps) -> tuple[Maps, LogDet]:
         inside = (self.margin + (1 - 2 * self.margin) * x).clamp(1e-6, 1 - 1e-6)
         slope = 0.25 * self.scale * (1 - 2 * self.margin) / (inside * (1 - inside))
         return 0.25 * self.scale * torch.logit(inside), slope.log().flatten(1).sum(1)
 
-    def inverse(self, y: Image) -> Image:
+    def inverse(self, y: Maps) -> Maps:
         return (torch.sigmoid(4 / self.scale * y) - self.margin) / (1 - 2 * self.margin)
 
 
 class Squeeze(Bijection):
-    """Each 2×2 patch becomes four channels: (c, h, w) → (4c, h/2, w/2)."""
+    """(c, h, w) → (4c, h/2, w/2): each 2×2 patch becomes four channels."""
 
-    def forward(self, x: Image) -> tuple[Images, LogDet]:
+    def forward(self, x: Maps) -> tuple[Resized, LogDet]:
         return F.pixel_unshuffle(x, 2), _no_change(x)
 
-    def inverse(self, y: Image) -> Images:
+    def inverse(self, y: Maps) -> Resized:
         return F.pixel_shuffle(y, 2)
 
 
@@ -105,7 +107,7 @@ _HAAR = 0.5 * torch.tensor(
 
 
 class Haar(Bijection):
-    """Orthonormal Haar wavelet of each 2×2 patch: all averages first, then three details each."""
+    """Orthonormal Haar wavelet of each 2×2 patch: the averages, then the three details."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -114,10 +116,10 @@ class Haar(Bijection):
         self.register_buffer("mix", mix[:, :, None, None], persistent=False)
         self.mix: Tensor
 
-    def forward(self, x: Image) -> tuple[Images, LogDet]:
+    def forward(self, x: Maps) -> tuple[Resized, LogDet]:
         return F.conv2d(F.pixel_unshuffle(x, 2), self.mix), _no_change(x)
 
-    def inverse(self, y: Image) -> Images:
+    def inverse(self, y: Maps) -> Resized:
         return F.pixel_shuffle(F.conv2d(y, self.mix.transpose(0, 1)), 2)
 
 
@@ -125,7 +127,7 @@ class AffineMix(Bijection):
     """R(e^s ⊙ x + b): an affine map per channel, then a fixed orthogonal matrix R.
 
     Args:
-        scale: e^s if it shall not be learned, as in IB-INN; then b is zero.
+        scale: fixed e^s, as in IB-INN, with b = 0; None learns both.
     """
 
     def __init__(self, channels: int, scale: float | None = None) -> None:
@@ -138,18 +140,18 @@ class AffineMix(Bijection):
     def matrix(self) -> Kernel:
         """R, as a 1×1 convolution."""
 
-    def forward(self, x: Image) -> tuple[Image, LogDet]:
+    def forward(self, x: Maps) -> tuple[Maps, LogDet]:
         scaled = x * self.log_scale.exp()[:, None, None] + self.shift[:, None, None]
         log_det = x.shape[2] * x.shape[3] * self.log_scale.sum()
         return F.conv2d(scaled, self.matrix()), log_det.expand(x.shape[0])
 
-    def inverse(self, y: Image) -> Image:
+    def inverse(self, y: Maps) -> Maps:
         scaled = F.conv2d(y, self.matrix().transpose(0, 1))
         return (scaled - self.shift[:, None, None]) * (-self.log_scale).exp()[:, None, None]
 
 
 class ChannelMix(AffineMix):
-    """R is a random rotation."""
+    """R(e^s ⊙ x + b) with a random rotation R."""
 
     def __init__(
         self, channels: int, generator: torch.Generator, scale: float | None = None
@@ -158,8 +160,8 @@ class ChannelMix(AffineMix):
         gaussian = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
         orthogonal, triangular = torch.linalg.qr(gaussian)
         rotation = orthogonal * triangular.diagonal().sign()
-        # Stored with the weights: rebuilt from a seed it would depend on the linear algebra
-        # library, and at half precision it would no longer be orthogonal.
+        # Stored with the weights in float32: rebuilt from a seed it would depend on the linear
+        # algebra library, and in half precision it would not be orthogonal.
         self.register_buffer("rotation", rotation.float()[:, :, None, None])
         self.rotation: Tensor
 
@@ -168,7 +170,7 @@ class ChannelMix(AffineMix):
 
 
 class CosineMix(AffineMix):
-    """R is the orthonormal DCT of the channels in random order: only the order needs storing."""
+    """R(e^s ⊙ x + b) with R the DCT of the channels in random order; only the order is stored."""
 
     def __init__(
         self, channels: int, generator: torch.Generator, scale: float | None = None
@@ -187,7 +189,7 @@ class CosineMix(AffineMix):
 class Coupling(Bijection):
     """x_a, x_b ↦ x_a, e^s ⊙ x_b + t with (s, t) = subnet(x_a) and s softly clamped.
 
-    Channels are split in halves. The subnet may be any network; it is never inverted.
+    The channels are split in halves. The subnet can be any network; it is never inverted.
     """
 
     def __init__(self, channels: int, subnet: nn.Module, clamp: float) -> None:
@@ -196,12 +198,12 @@ class Coupling(Bijection):
         self.subnet = subnet
         self.clamp = clamp
         self.half_precision = False
-        """Whether the subnet runs in bfloat16: faster training on a GPU, inexact inverse."""
+        """Run the subnet in bfloat16: faster training on a GPU, but an inexact inverse."""
 
     def _scale_and_shift(self, x_a: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x_a.device.type, torch.bfloat16, enabled=self.half_precision):
             raw, shift = self.subnet(x_a).to(x_a.dtype).chunk(2, dim=1)
-        # tanh(0.1·) as in IB-INN: nearly linear where training lives, bounded everywhere.
+        # tanh(0.1·) as in IB-INN: nearly linear for usual values, bounded everywhere.
         return self.clamp * torch.tanh(0.1 * raw), shift
 
     def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
@@ -217,18 +219,18 @@ class Coupling(Bijection):
 
 
 class DownsamplingCoupling(Coupling):
-    """Coupling and squeeze in one, as in IB-INN: the subnet has stride 2 and reads x_a unsqueezed.
+    """x_a, x_b ↦ S x_a, e^s ⊙ S x_b + t with (s, t) = subnet(x_a) and S the squeeze.
 
-    x_a, x_b ↦ S x_a, e^s ⊙ S x_b + t with (s, t) = subnet(x_a) and S the squeeze.
+    Coupling and squeeze in one layer, as in IB-INN: the subnet has stride 2.
     """
 
-    def forward(self, x: Image) -> tuple[Images, LogDet]:
+    def forward(self, x: Maps) -> tuple[Resized, LogDet]:
         x_a, x_b = x.split(self.split, dim=1)
         log_scale, shift = self._scale_and_shift(x_a)
         y_b = F.pixel_unshuffle(x_b, 2) * log_scale.exp() + shift
         return torch.cat([F.pixel_unshuffle(x_a, 2), y_b], dim=1), log_scale.flatten(1).sum(1)
 
-    def inverse(self, y: Image) -> Images:
+    def inverse(self, y: Maps) -> Resized:
         y_a, y_b = y.split([4 * channels for channels in self.split], dim=1)
         x_a = F.pixel_shuffle(y_a, 2)
         log_scale, shift = self._scale_and_shift(x_a)
@@ -245,7 +247,7 @@ def _dct_matrix(size: int) -> Tensor:
 
 
 class DCTPooling(Bijection):
-    """Two-dimensional orthonormal DCT of every channel, flattened lowest frequencies first."""
+    """Two-dimensional orthonormal DCT of every channel, flattened with low frequencies first."""
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -261,11 +263,11 @@ class DCTPooling(Bijection):
         self.order: Tensor
         self.original_order: Tensor
 
-    def forward(self, x: Image) -> tuple[Vector, LogDet]:
+    def forward(self, x: Maps) -> tuple[Vector, LogDet]:
         spectrum = self.rows @ x @ self.columns.T
         return spectrum.flatten(2)[:, :, self.order].transpose(1, 2).flatten(1), _no_change(x)
 
-    def inverse(self, y: Vector) -> Image:
+    def inverse(self, y: Vector) -> Maps:
         channels, height, width = self.shape
         spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)[
             :, :, self.original_order
@@ -292,13 +294,13 @@ Norm = Literal["group", "batch", "none"]
 
 
 def _norm(kind: Norm, width: int) -> nn.Module:
-    # Group statistics are of one image, so evaluation is what was trained; batch statistics
-    # are what IB-INN uses, and on faces explode in evaluation mode.
+    # Group statistics are of one image, so training and evaluation agree. Batch statistics, as
+    # in IB-INN, diverge on faces in evaluation mode.
     if kind == "group":
         return nn.GroupNorm(math.gcd(width, 8), width)
     if kind == "none":
         return nn.Identity()
-    # IB-INN's numbers: in evaluation the statistics are those of the last batch.
+    # IB-INN's numbers: evaluation uses the statistics of the last batch.
     return nn.BatchNorm2d(width, eps=1e-4, momentum=0.999)
 
 
@@ -312,10 +314,11 @@ def convolutional_subnet(
     stride: int = 1,
     start_at_zero: bool = True,
 ) -> nn.Sequential:
-    """Two 3×3 convolutions and a 1×1 that starts at zero: a coupling starts as the identity.
+    """Return two 3×3 convolutions and a 1×1 convolution.
 
     Args:
-        start_at_zero: if not, all three start at random, as in IB-INN.
+        start_at_zero: initialise the last one with zeros, so that the coupling starts as the
+            identity; otherwise all three start at random, as in IB-INN.
     """
     last = nn.Conv2d(width, channels_out, 1)
     assert last.bias is not None
@@ -342,7 +345,7 @@ def convolutional_subnet(
 def fully_connected_subnet(
     dim_in: int, dim_out: int, width: int, dropout: float = 0.0
 ) -> nn.Sequential:
-    """One hidden layer; the last layer starts at zero."""
+    """Return a network with one hidden layer; its last layer starts at zero."""
     last = nn.Linear(width, dim_out)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)

@@ -1,20 +1,20 @@
-"""The device that networks run on."""
+"""Choose the device that a network runs on."""
 
 import torch
 
 from ecinn.errors import InputError
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device of that name; "auto" is a GPU where there is one, else the CPU."""
-    if isinstance(device, torch.device):
-        return device
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """Return the device of this name; "auto" is a GPU if there is one, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError:
-        raise InputError(f"a device is 'cpu', 'cuda' or 'auto', not {device!r}") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("no usable GPU was found: choose the device 'cpu' or 'auto'")
-    return chosen
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise InputError(f"the device must be 'cpu', 'cuda' or 'auto', not {str(device)!r}")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"no usable GPU {str(resolved)!r} was found: use the device cpu or auto")
+    return resolved

@@ -1,4 +1,4 @@
-"""The invertible network f: one `Architecture` describes it, `build_inn` makes it."""
+"""The invertible network f: described by an `Architecture`, built by `build_inn`."""
 
 from dataclasses import dataclass
 
@@ -28,17 +28,17 @@ from ecinn.flow.bijections import (
 
 @dataclass(frozen=True)
 class Stage:
-    """Couplings at one resolution; every stage halves the sides once more than the one before."""
+    """Couplings at one resolution; each stage halves the height and width of the one before."""
 
     couplings: int
     width: int
     dropout: float | None = None
-    """Instead of the architecture's."""
+    """Overrides the architecture's dropout."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What fixes the shape of every weight, so that a checkpoint can rebuild its network."""
+    """Settings that determine every layer, so that a checkpoint can rebuild its network."""
 
     channels: int
     height: int
@@ -46,60 +46,60 @@ class Architecture:
     classes: int
     stages: tuple[Stage, ...]
     dense_width: int
-    """Hidden units of the fully connected coupling at the end; 0 leaves it out."""
+    """Hidden units of the fully connected couplings at the end; 0 omits them."""
     dense_couplings: int = 1
     downsampling: str = "coupling"
-    """Between stages: "coupling" (IB-INN's strided coupling), "haar" or "squeeze"."""
+    """Layer between stages: "coupling" (IB-INN's strided coupling), "haar" or "squeeze"."""
     clamp: float = 0.7
     """Log-scales stay within ±clamp per coupling."""
     dense_clamp: float | None = None
-    """Instead of that, in the fully connected coupling."""
+    """Overrides `clamp` in the fully connected couplings."""
     class_distance: float = 6.0
-    """Of the means at the start: at 6 two classes overlap by about 0.1 %."""
+    """Initial distance between class means; at 6 two classes overlap by about 0.1 %."""
     pixel_scale: float = 2.0
     """γ, the slope at mid-grey of the first layer."""
     pixel_margin: float = 0.0
-    """Above 0 the first layer is a logit that bounds decoded pixels by about this much beyond
-    [0, 1]; at 0 it is linear, as in IB-INN."""
+    """Above 0 the first layer is a logit, and decoded pixels exceed [0, 1] by at most about this
+    much; at 0 it is linear, as in IB-INN."""
     mixing: str = "rotation"
-    """Of channels, after every coupling: "rotation" (random, kept in the file) or "cosine"."""
+    """Channel mixing after every coupling: "rotation" (random, stored) or "cosine" (DCT)."""
     channel_scale: float | None = None
-    """Fixed factor of all channels after every coupling whose subnet starts at random, as in
-    IB-INN, where nothing follows the downsampling; None: subnets start at zero, and scale and
-    shift of every channel are learned."""
+    """Fixed factor after every coupling, with subnets that start at random and no mixing after
+    the downsampling, as in IB-INN; None: subnets start at zero, and the scale and shift of
+    every channel are learned."""
     norm: Norm = "group"
     dropout: float = 0.0
     dense_dropout: float | None = None
-    """Instead of that, in the fully connected coupling."""
+    """Overrides `dropout` in the fully connected couplings."""
     seed: int = 0
-    """Fixes rotations, permutations and first weights."""
+    """Seed of rotations, permutations and initial weights."""
 
     @property
     def dim(self) -> int:
-        """Number of pixels times channels, and so of latents."""
+        """Number of latents: channels × height × width."""
         return self.channels * self.height * self.width
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
+        """Raise an `InputError` if the network cannot be built."""
         halvings = 2 ** len(self.stages)
         if not self.stages or self.height % halvings or self.width % halvings:
             raise InputError(
-                f"{len(self.stages)} stages halve the sides {len(self.stages)} times: "
-                f"{self.height}×{self.width} must be divisible by {halvings} (and stages ≥ 1)"
+                f"use at least one stage and an image size divisible by 2^stages = {halvings}, "
+                f"not {self.height}×{self.width}"
             )
         if self.classes < 2:
             raise InputError(f"a classifier needs at least 2 classes, not {self.classes}")
         if self.downsampling not in ("coupling", "haar", "squeeze"):
             raise InputError(
-                f"downsampling is coupling, haar or squeeze, not {self.downsampling!r}"
+                f"downsampling must be coupling, haar or squeeze, not {self.downsampling!r}"
             )
         if self.mixing not in ("rotation", "cosine"):
-            raise InputError(f"mixing is rotation or cosine, not {self.mixing!r}")
+            raise InputError(f"mixing must be rotation or cosine, not {self.mixing!r}")
 
 
 def build_inn(architecture: Architecture) -> Chain:
-    """f: Haar, couplings stage by stage, DCT, fully connected coupling (IB-INN's order)."""
-    # Layers initialise from the global generator; fork it so that the caller's stays untouched.
+    """Build f: Haar, the couplings of each stage, DCT, fully connected couplings, as in IB-INN."""
+    # Layers draw initial weights from the global generator: fork it to leave the caller's alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(architecture.seed)
         generator = torch.Generator().manual_seed(architecture.seed)
@@ -134,7 +134,7 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
 
 
 def latent_frequencies(architecture: Architecture) -> Int[Tensor, " dim"] | None:
-    """Row plus column of every latent in the last DCT; None where dense couplings mix them."""
+    """Return row plus column of every latent in the last DCT; None if dense couplings mix them."""
     a = architecture
     if a.dense_width and a.dense_couplings:
         return None

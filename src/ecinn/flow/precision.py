@@ -1,4 +1,4 @@
-"""Arithmetic exact enough to invert."""
+"""Arithmetic that is precise enough to invert."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,6 +8,6 @@ import torch
 
 @contextlib.contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """No TF32 on a GPU: its rounding makes f⁻¹ differ from the inverse of f by 1e-3."""
+    """Switch TF32 off on a GPU: its rounding makes f⁻¹(f(x)) differ from x by 1e-3."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield

@@ -1,7 +1,10 @@
-"""Independent judges of any method's counterfactuals: two oracles, features, autoencoders."""
+"""Judges: independent networks that assess the counterfactuals of any method.
+
+Two oracles classify them, a feature network gives the Fréchet distance, and autoencoders the
+scores IM1 and IM2.
+"""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,40 +12,54 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ecinn.classifier.checkpoint import read_tensors, write_tensors
+from ecinn.classifier.tensor_files import (
+    find_file,
+    load_tensors,
+    rebuild,
+    shipped_names,
+    write_tensors,
+)
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
+from ecinn.flow.device import resolve_device
+from ecinn.pixels import Images, Labels, StoredImages
+from ecinn.progress import Observer, ignore
+from ecinn.training.networks import (
+    Trained,
+    assemble,
+    one_cycle,
+    seeded,
+    stored_weights,
+    train_network,
+    training_record,
+)
 
 SHIPPED = ASSETS / "judges"
 KIND = "judges"
-"""Tells a file of judges from a model's."""
-_SUFFIX = ".safetensors"
 _BATCH = 500
-"""Images judged at a time, which bounds memory."""
-
-Images = UInt8[Tensor, "batch channels height width"]
-Scaled = Float[Tensor, "batch channels height width"]
+"""Images per forward pass, which bounds memory."""
+_CPU = torch.device("cpu")
 
 
-def scaled(images: Images) -> Scaled:
-    """k/255 − ½: what every judge reads, and the scale of IM1, IM2 and EN."""
+def scaled(images: StoredImages) -> Images:
+    """k/255 − ½: the input of every judge, and the scale of IM1, IM2 and EN."""
     return images.float() / 255 - 0.5
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """Sizes, chosen so that MNIST takes minutes on one CPU core, and how long to train."""
+    """Sizes, chosen so that training on MNIST takes minutes on one CPU core, and schedules."""
 
     convolution_width: int = 16
-    """Channels of the first convolution; features are four times as many."""
+    """Channels of the first convolution; there are four times as many features."""
     dense_width: int = 512
     autoencoder_width: int = 16
-    """As the autoencoders that the authors of ECINN published."""
+    """As in the autoencoders that the authors of ECINN published."""
     convolution_epochs: int = 5
     dense_epochs: int = 25
     autoencoder_epochs: int = 5
@@ -51,21 +68,21 @@ class JudgeSettings:
     autoencoder_batch_size: int = 32
     autoencoder_learning_rate: float = 0.01
     shift: float = 2.0
-    """Pixels; with the three below, so that oracles are honest on slightly moved images."""
+    """Augmentation of the classifiers: pixels, degrees and shares."""
     rotate: float = 8.0
     scale: float = 0.08
     shear: float = 0.08
 
     @property
     def augmentation(self) -> Augmentation:
-        """What every second classifier image goes through."""
+        """Augmentation of half of the classifiers' training images."""
         return Augmentation(
             shift=self.shift, rotate=self.rotate, scale=self.scale, shear=self.shear, share=0.5
         )
 
 
 class ConvolutionalNetwork(nn.Module):
-    """Four 3×3 convolutions with batch norm and ReLU, halved twice, averaged over all places."""
+    """Four 3×3 convolutions with batch norm and ReLU, two max-pools, global average pooling."""
 
     def __init__(self, channels: int, classes: int, width: int) -> None:
         super().__init__()
@@ -79,18 +96,18 @@ class ConvolutionalNetwork(nn.Module):
         )
         self.head = nn.Linear(4 * width, classes)
 
-    def features(self, x: Scaled) -> Float[Tensor, "batch features"]:
-        """The penultimate layer."""
+    def features(self, x: Images) -> Float[Tensor, "batch features"]:
+        """Return the penultimate layer."""
         return torch.mean(self.body(x), (2, 3))
 
-    def forward(self, x: Scaled) -> Float[Tensor, "batch classes"]:
-        """Logits."""
+    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
+        """Return the logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 class FullyConnectedNetwork(nn.Sequential):
-    """Two hidden layers with batch norm and ReLU on all pixels at once: knows of no neighbours."""
+    """Two hidden layers with batch norm and ReLU on the flattened pixels."""
 
     def __init__(self, dim: int, classes: int, width: int) -> None:
         super().__init__(
@@ -106,7 +123,7 @@ class FullyConnectedNetwork(nn.Sequential):
 
 
 class Autoencoder(nn.Sequential):
-    """The authors' shape: ReLU, ReLU, max-pool 2, linear | ReLU, nearest ×2, ReLU, linear."""
+    """The authors' layers: ReLU, ReLU, max-pool 2, linear | ReLU, nearest ×2, ReLU, linear."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__(
@@ -146,71 +163,71 @@ class JudgeNetworks(nn.Module):
             Autoencoder(channels, settings.autoencoder_width) for _ in range(classes)
         )
         self.autoencoder_of_all = Autoencoder(channels, settings.autoencoder_width)
-        # Twice as fast on a CPU where channels are few.
+        # Twice as fast on a CPU with few channels.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class Judges:
-    """Networks that no method of counterfactuals has seen, and what is known of them."""
+    """Networks that took no part in making the counterfactuals, and their training record."""
 
     networks: JudgeNetworks
     shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     settings: JudgeSettings
     record: Mapping[str, Any]
-    """Seed; on the test images `accuracy` and `reconstruction_error`; versions, seconds."""
+    """Seed, training record, and `accuracy` and `reconstruction_error` on the test images."""
 
     @property
     def oracles(self) -> Mapping[str, nn.Module]:
-        """The two classifiers, by family."""
+        """The two classifiers by family."""
         return {
             "convolutional": self.networks.convolutional,
             "fully connected": self.networks.fully_connected,
         }
 
     def to(self, device: torch.device) -> "Judges":
-        """Move the networks; answers come back to where the images are."""
+        """Move the networks; results are returned on the device of the images."""
         self.networks.to(device)
         return self
 
-    def scores(self, images: Images) -> dict[str, Float[Tensor, "batch classes"]]:
-        """Logits of each oracle, by family."""
+    def scores(self, images: StoredImages) -> dict[str, Float[Tensor, "batch classes"]]:
+        """Return the logits of each oracle by family."""
         return {family: self._judge(oracle, images) for family, oracle in self.oracles.items()}
 
-    def verdicts(self, images: Images) -> dict[str, Int[Tensor, " batch"]]:
-        """The class that each oracle says, by family."""
+    def verdicts(self, images: StoredImages) -> dict[str, Labels]:
+        """Return the class that each oracle predicts, by family."""
         return {family: scores.argmax(1) for family, scores in self.scores(images).items()}
 
-    def features(self, images: Images) -> Float[Tensor, "batch features"]:
-        """What the Fréchet distance compares: the feature network's penultimate layer."""
+    def features(self, images: StoredImages) -> Float[Tensor, "batch features"]:
+        """Return the feature network's penultimate layer, for the Fréchet distance."""
         return self._judge(self.networks.feature_network.features, images)
 
-    def reconstruct(self, images: Images, labels: Int[Tensor, " batch"] | None = None) -> Scaled:
+    def reconstruct(self, images: StoredImages, labels: Labels | None = None) -> Images:
         """AE_label(x) of every image, or AE_all(x) without labels, on the scale of `scaled`."""
         if labels is None:
             return self._judge(self.networks.autoencoder_of_all, images)
         if bool(((labels < 0) | (labels >= len(self.class_names))).any()):
-            raise InputError(f"labels of these judges are 0 to {len(self.class_names) - 1}")
+            raise InputError(f"labels must be 0 to {len(self.class_names) - 1} for these judges")
         reconstructed = torch.empty(images.shape, device=images.device)
         for label, network in enumerate(self.networks.autoencoders):
-            chosen = labels == label
-            if bool(chosen.any()):
-                reconstructed[chosen] = self._judge(network, images[chosen])
+            rows = labels == label
+            if bool(rows.any()):
+                reconstructed[rows] = self._judge(network, images[rows])
         return reconstructed
 
     @torch.no_grad()
-    def _judge(self, network: Callable[[Tensor], Tensor], images: Images) -> Tensor:
+    def _judge(self, network: Callable[[Tensor], Tensor], images: StoredImages) -> Tensor:
         if tuple(images.shape[1:]) != self.shape:
             raise InputError(
-                f"these judges are for images of shape {self.shape}, not {tuple(images.shape[1:])}"
+                f"these judges need images of shape {self.shape}, not {tuple(images.shape[1:])}"
             )
         device = self.networks.convolutional.head.weight.device
-        answers = [network(scaled(batch.to(device))) for batch in images.split(_BATCH)]
-        return torch.cat(answers).to(images.device)
+        outputs = [network(scaled(batch.to(device))) for batch in images.split(_BATCH)]
+        return torch.cat(outputs).to(images.device)
 
     def save(self, path: Path) -> None:
-        """One safetensors file, written at once; weights as float16, which they fit already."""
+        """Write one safetensors file, completely or not at all."""
         about = {
             "kind": KIND,
             "shape": self.shape,
@@ -218,154 +235,114 @@ class Judges:
             "settings": dataclasses.asdict(self.settings),
             "record": self.record,
         }
-        write_tensors(path, _halved(self.networks.state_dict()), about)
+        write_tensors(path, stored_weights(self.networks, vectors=True), about)
 
 
 def shipped_judges() -> list[str]:
-    """Names that `load_judges` knows without a path."""
-    return sorted(path.stem for path in SHIPPED.glob(f"*{_SUFFIX}"))
+    """Return the names that `load_judges` accepts instead of a path."""
+    return shipped_names(SHIPPED)
 
 
 def load_judges(name_or_path: str | Path) -> Judges:
-    """Read shipped judges by their name, or any by their path."""
-    shipped = str(name_or_path) in shipped_judges()
-    path = SHIPPED / f"{name_or_path}{_SUFFIX}" if shipped else Path(name_or_path)
-    if not path.is_file():
-        raise InputError(
-            f"no judges {str(name_or_path)!r}: give a path to a {_SUFFIX} file of judges, "
-            f"or one of: {', '.join(shipped_judges())}"
-        )
-    tensors, about = read_tensors(path)
-    if not isinstance(about, dict) or about.get("kind") != KIND:
-        raise InputError(f"{path} holds no judges but something else: give a file of judges")
-    try:
-        channels, height, width = about["shape"]
-        return _assemble(
-            tensors,
-            (int(channels), int(height), int(width)),
-            tuple(about["class_names"]),
-            JudgeSettings(**about["settings"]),
-            about["record"],
-        )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"{path} does not fit this version's judges ({reason}); "
-            "use the version of ecinn that wrote it, or train them again"
-        ) from error
+    """Read shipped judges by their name, or any judges by their path."""
 
+    def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Judges:
+        channels, height, width = map(int, about["shape"])
+        settings: JudgeSettings = rebuild(JudgeSettings, about["settings"])
+        shape, names = (channels, height, width), tuple(about["class_names"])
+        networks = assemble(lambda: JudgeNetworks(shape, len(names), settings), tensors, _CPU)
+        return Judges(networks, shape, names, settings, about["record"])
 
-def _halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
-
-
-def _assemble(
-    weights: Mapping[str, Tensor],
-    shape: tuple[int, int, int],
-    class_names: tuple[str, ...],
-    settings: JudgeSettings,
-    record: Mapping[str, Any],
-) -> Judges:
-    """Judges with the stored weights, which is also how freshly trained ones are measured."""
-    with torch.device("meta"):
-        networks = JudgeNetworks(shape, len(class_names), settings)
-    networks.to_empty(device="cpu").load_state_dict(dict(weights))
-    networks.eval().requires_grad_(requires_grad=False)
-    return Judges(networks, shape, class_names, settings, record)
-
-
-@dataclass(frozen=True)
-class JudgeProgress:
-    """Where the training stands: the epoch's mean loss, seconds since the first network began."""
-
-    network: str
-    epoch: int
-    epochs: int
-    loss: float
-    seconds: float
+    return load_tensors(find_file(name_or_path, SHIPPED, KIND), KIND, build)
 
 
 def train_judges(
-    train: Dataset,
+    data: Dataset,
     test: Dataset,
     *,
     seed: int,
-    device: torch.device,
-    observe: Callable[[JudgeProgress], None] = lambda progress: None,
+    device: str | torch.device = "auto",
+    observe: Observer = ignore,
     settings: JudgeSettings = JudgeSettings(),  # noqa: B008
 ) -> Judges:
-    """Train all judges, each on its own random numbers, and measure them on the test images."""
-    _require_judgeable(train, test)
-    began = time.monotonic()
-    channels, height, width = train.images.shape[1:]
-    shape, classes = (channels, height, width), len(train.class_names)
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(seed)
-        networks = JudgeNetworks(shape, classes, settings).to(device).train()
-    images, labels = train.images.to(device), train.labels.to(device)
-    everything = Dataset(images, labels, train.class_names)
+    """Train every judge from its own seed, and measure them with their stored weights."""
+    device = resolve_device(device)
+    _require_judgeable(data, test)
+    channels, height, width = data.images.shape[1:]
+    shape, names = (channels, height, width), data.class_names
+
+    def build() -> JudgeNetworks:
+        return JudgeNetworks(shape, len(names), settings)
+
+    with seeded(_CPU, seed):
+        networks = build().to(device)
+    images, labels = data.images.to(device), data.labels.to(device)
+    everything = Dataset(images, labels, names)
     assignments: list[tuple[str, nn.Module, int, Dataset]] = [
         ("convolutional", networks.convolutional, settings.convolution_epochs, everything),
         ("fully connected", networks.fully_connected, settings.dense_epochs, everything),
         ("features", networks.feature_network, settings.convolution_epochs, everything),
         ("autoencoder", networks.autoencoder_of_all, settings.autoencoder_epochs, everything),
     ]
-    for label, name in enumerate(train.class_names):
-        own = Dataset(images[labels == label], labels[labels == label], train.class_names)
+    for label, name in enumerate(names):
+        one_class = Dataset(images[labels == label], labels[labels == label], names)
         network = networks.autoencoders[label]
-        assignments.append((f"autoencoder of {name}", network, settings.autoencoder_epochs, own))
-    for number, (name, network, epochs, data) in enumerate(assignments):
-        losses = _fit(network, data, epochs, settings, 1_000 * seed + number)
-        for epoch, loss in enumerate(losses, start=1):
-            observe(JudgeProgress(name, epoch, epochs, loss, time.monotonic() - began))
+        task = f"autoencoder of {name}"
+        assignments.append((task, network, settings.autoencoder_epochs, one_class))
+    trainings = [
+        _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
+        for number, (task, network, epochs, part) in enumerate(assignments)
+    ]
     record = {
         "seed": seed,
-        "training_images": len(train),
         "test_images": len(test),
-        "torch": torch.__version__,
-        "device": device.type,
-        "seconds": round(time.monotonic() - began, 1),
+        **training_record(trainings, len(data), device),
     }
-    # Measured on the weights as they are stored, so that the figures are those of the file.
-    weights = _halved(networks.state_dict())
-    judges = _assemble(weights, shape, train.class_names, settings, record).to(device)
-    judges = dataclasses.replace(judges, record=record | _measure(judges, test))
-    return judges.to(torch.device("cpu"))
+    stored = assemble(build, stored_weights(networks, vectors=True), device)
+    judges = Judges(stored, shape, names, settings, record)
+    return dataclasses.replace(judges, record=record | _measure(judges, test)).to(_CPU)
 
 
 def _fit(
-    network: nn.Module, data: Dataset, epochs: int, settings: JudgeSettings, seed: int
-) -> Iterator[float]:
-    """Train with AdamW under one cycle of the learning rate; the mean loss of every epoch."""
+    network: nn.Module,
+    data: Dataset,
+    epochs: int,
+    settings: JudgeSettings,
+    seed: int,
+    task: str,
+    observe: Observer,
+) -> Trained[nn.Module]:
+    """Train with AdamW and a one-cycle schedule: autoencoders on their error, others on labels."""
     generator = torch.Generator(data.images.device).manual_seed(seed)
+    is_autoencoder = isinstance(network, Autoencoder)
     batch_size, rate = settings.batch_size, settings.learning_rate
-    if isinstance(network, Autoencoder):
+    if is_autoencoder:
         batch_size, rate = settings.autoencoder_batch_size, settings.autoencoder_learning_rate
-    batch_size = min(batch_size, len(data))
-    steps = len(data) // batch_size
-    optimiser = torch.optim.AdamW(network.parameters(), rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=epochs * steps)
-    for _ in range(epochs):
-        order = torch.randperm(len(data), generator=generator, device=generator.device)
-        total = torch.zeros((), device=generator.device)
-        for batch in order.split(batch_size)[:steps]:
-            images = data.images[batch]
-            if isinstance(network, Autoencoder):
-                x = scaled(images)
-                loss = F.mse_loss(network(x), x)
-            else:
-                x = scaled(augment(images, settings.augmentation, generator))
-                loss = F.cross_entropy(network(x), data.labels[batch])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            total += loss.detach()
-        yield float(total) / steps
+
+    def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor | None]:
+        if is_autoencoder:
+            x = scaled(data.images[batch])
+            return F.mse_loss(network(x), x), None
+        logits = network(scaled(augment(data.images[batch], settings.augmentation, generator)))
+        wrong = logits.detach().argmax(1) != data.labels[batch]
+        return F.cross_entropy(logits, data.labels[batch]), wrong.float().mean()
+
+    return train_network(
+        network,
+        loss,
+        torch.optim.AdamW(network.parameters(), rate),
+        images=len(data),
+        batch_size=batch_size,
+        epochs=epochs,
+        generator=generator,
+        schedule=one_cycle(rate),
+        task=task,
+        observe=observe,
+    )
 
 
 def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
-    """Accuracy of all classifiers; mean squared error per pixel of the autoencoders."""
+    """Return the classifiers' accuracies and the autoencoders' mean squared errors per pixel."""
     scores = judges.scores(test.images)
     scores["features"] = judges._judge(judges.networks.feature_network, test.images)
     x = scaled(test.images)
@@ -386,15 +363,15 @@ def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
     }
 
 
-def _require_judgeable(train: Dataset, test: Dataset) -> None:
-    channels, height, width = train.images.shape[1:]
+def _require_judgeable(data: Dataset, test: Dataset) -> None:
+    channels, height, width = data.images.shape[1:]
     if not 1 <= channels <= 3 or height % 4 or width % 4:
         raise InputError(
-            f"judges read 1 to 3 channels and sides divisible by 4, not {channels} channels of "
-            f"{height}×{width}: resize the images"
+            "judges need images with 1 to 3 channels and sides divisible by 4, not "
+            f"{channels}×{height}×{width}: resize the images"
         )
-    if train.images.shape[1:] != test.images.shape[1:] or train.class_names != test.class_names:
-        raise InputError("training and test images differ in shape or classes: give one data set")
-    counts = torch.bincount(train.labels, minlength=len(train.class_names))
+    if data.images.shape[1:] != test.images.shape[1:] or data.class_names != test.class_names:
+        raise InputError("training and test images differ in shape or classes: use one dataset")
+    counts = torch.bincount(data.labels, minlength=len(data.class_names))
     if len(counts) < 2 or not len(test) or not bool(counts.all()):
         raise InputError("give at least two classes, training images of each, and test images")

@@ -1,17 +1,17 @@
-"""From trained weights to a model: what is fitted and measured on the clean training images."""
+"""Calibration: turn trained weights into a model with statistics of the clean training images."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import (
-    FITTED,
+    POSE_IMAGES,
     OODDetector,
     band_energies,
     fit_log_p,
@@ -22,26 +22,29 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import to_pixels
+from ecinn.pixels import Labels, StoredImages, to_pixels
 
 
 @torch.no_grad()
-def finish(
+def calibrate(
     recipe: Recipe,
     data: Dataset,
     weights: Mapping[str, Tensor],
     device: torch.device,
     training: Mapping[str, object],
 ) -> Checkpoint:
-    """Measure what explanations need on the clean training images: μ, μ̄ and what is usual."""
-    # On weights as they will be stored, so that what is measured is what is loaded.
+    """Fit class means μ, mean latents μ̄ and the OOD detector to the clean training images.
+
+    They are fitted to the weights as they are stored.
+    """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
     z, log_det = _encode(classifier, data.images, device)
-    if recipe.means_label_smoothing is not None:
+    if recipe.refit_label_smoothing is not None:
         classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, recipe))
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     mu_bar = class_means(z.split(500), classifier.mu)
@@ -50,13 +53,13 @@ def finish(
     if frequency is not None:
         predicted = equations.log_posterior(z, classifier.mu).argmax(1)
         frequency = frequency.to(device)
-        # In parts: of many images the latents fit once into memory, not three times.
+        # In parts, because intermediate results of all latents may not fit into memory.
         parts = zip(z.split(500), predicted.split(500), strict=True)
-        energies = torch.cat([band_energies(some - mu_bar[p], frequency) for some, p in parts])
+        energies = torch.cat([band_energies(part - mu_bar[p], frequency) for part, p in parts])
         ood = replace(ood, texture=fit_texture(energies, frequency))
-    if recipe.upright:
+    if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
-        misplaced = misplace(data.images[: min(FITTED, len(data) // 2)], generator)
+        misplaced = misplace(data.images[: min(POSE_IMAGES, len(data) // 2)], generator)
         pose = fit_pose(z, _encode(classifier, misplaced, device)[0])
         ood = replace(ood, pose=pose)
     return Checkpoint(
@@ -71,10 +74,10 @@ def finish(
 
 def _encode(
     classifier: GenerativeClassifier,
-    images: UInt8[Tensor, "batch channels height width"],
+    images: StoredImages,
     device: torch.device,
 ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
-    """All latents and log-determinants."""
+    """Return all latents and log-determinants."""
     with exact_convolutions():
         encoded = [
             classifier.encode_with_log_det(to_pixels(part.to(device)))
@@ -85,17 +88,17 @@ def _encode(
 
 def refit_means(
     z: Float[Tensor, "batch dim"],
-    labels: Int[Tensor, " batch"],
+    labels: Labels,
     mu: Float[Tensor, "classes dim"],
     recipe: Recipe,
 ) -> Float[Tensor, "classes dim"]:
-    """The class means that minimise the training loss on these latents, the network held fixed.
+    """Return the class means that minimise the training loss on these latents.
 
-    The network learns from noisy images, but images to be explained are clean: their latents
-    lie closer together, and means fitted to them separate the classes better.
+    The network was trained on noisy images. Latents of clean images lie closer together, and
+    means fitted to them separate the classes better.
     """
-    assert recipe.means_label_smoothing is not None
-    label_smoothing = recipe.means_label_smoothing
+    assert recipe.refit_label_smoothing is not None
+    label_smoothing = recipe.refit_label_smoothing
     fitted = mu.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
     no_jacobian = z.new_zeros(len(z))
@@ -116,3 +119,27 @@ def refit_means(
 
     optimiser.step(loss)
     return fitted.detach()
+
+
+def mix(
+    first: Checkpoint, second: Checkpoint, share: float, data: Dataset, device: torch.device
+) -> Checkpoint:
+    """Return the calibrated model with weights (1 − share)·first + share·second.
+
+    Models that were fine-tuned from the same weights can usually be averaged; `share` then trades
+    off, for example, proximity against realism without any training. Check the measured error:
+    the average of unrelated models is useless.
+    """
+    if not 0 <= share <= 1:
+        raise InputError(f"the share of the second model must be between 0 and 1, not {share}")
+    if first.recipe.architecture != second.recipe.architecture:
+        raise InputError("cannot mix models with different architectures")
+    if first.recipe.dataset != second.recipe.dataset:
+        raise InputError("cannot mix models of different datasets")
+    other = second.classifier.state_dict()
+    weights = {
+        name: torch.lerp(value, other[name], share) if value.is_floating_point() else value
+        for name, value in first.classifier.state_dict().items()
+    }
+    record = {"mixed": {"share": share}, "first": first.training, "second": second.training}
+    return calibrate(first.recipe, data, weights, device, record)

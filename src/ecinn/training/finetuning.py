@@ -1,6 +1,9 @@
-"""The second stage of training: counterfactuals that are near, real and read as was asked."""
+"""Second training stage: fine-tune the quality of counterfactuals against a critic."""
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,26 +11,118 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ecinn import equations
+from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
-from ecinn.pixels import to_pixels, to_uint8
-from ecinn.training.critic import Critic
-from ecinn.training.state import FineTuningState
-from ecinn.training.step import BatchLoss, OptimisationStep, schedule
+from ecinn.pixels import Images, Labels, to_pixels, to_uint8
+from ecinn.training.state import TrainingState, classifier_pair, make_optimiser
+from ecinn.training.step import BatchLoss, OptimisationStep, cosine_schedule
 
-MEANS_FOLLOW = 0.02
-"""Share by which the running class means move to those of a batch."""
+MEANS_WEIGHT = 0.02
+"""Weight of a batch's mean latents in their moving average μ̄."""
 HIGHEST_CONFIDENCE = 0.99
-"""Random confidences are drawn between this and its counterpart."""
+"""Random confidences lie between one minus this and this."""
+CRITIC_WIDTH = 48
+CRITIC_FEATURES = 256
 
-Images = Float[Tensor, "batch channels height width"]
 Counterfactuals = Float[Tensor, "some channels height width"]
-"""Those at α₁: the first of a batch."""
-Labels = Int[Tensor, " batch"]
+"""The counterfactuals at α₁, which come first in a batch."""
+
+
+class Critic(nn.Module):
+    """D(x, y) = w·h(x) + e_y·h(x)/√d: high for real images x of class y.
+
+    A projection discriminator with convolutional features h.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        layers: list[nn.Module] = []
+        filters = CRITIC_WIDTH
+        while min(height, width) > 8:
+            layers += [nn.Conv2d(channels, filters, 5, stride=2, padding=2), nn.LeakyReLU(0.2)]
+            height, width = (height + 1) // 2, (width + 1) // 2
+            channels, filters = filters, min(2 * filters, 192)
+        layers += [nn.Conv2d(channels, 128, 3, padding=1), nn.LeakyReLU(0.2), nn.Flatten()]
+        layers += [nn.Linear(128 * height * width, CRITIC_FEATURES), nn.LeakyReLU(0.2)]
+        self.features = nn.Sequential(*layers)
+        self.score = nn.Linear(CRITIC_FEATURES, 1)
+        self.classes = nn.Embedding(classes, CRITIC_FEATURES)
+
+    def forward(self, x: Images, label: Labels) -> Float[Tensor, " batch"]:
+        """D(x, y)."""
+        h = self.features(x)
+        projection = (h * self.classes(label)).sum(1) / CRITIC_FEATURES**0.5
+        score: Tensor = self.score(h)[:, 0] + projection
+        return score
+
+
+class RunningMeans(nn.Module):
+    """Moving average μ̄ of the mean latent of every class."""
+
+    def __init__(self, mu_bar: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mu_bar", mu_bar.clone())
+        self.mu_bar: Tensor
+
+
+@dataclass
+class FineTuningState(TrainingState):
+    """The state of the second stage, with a critic and the running means."""
+
+    critic: Critic = field(kw_only=True)
+    critic_optimiser: torch.optim.Adam = field(kw_only=True)
+    means: RunningMeans = field(kw_only=True)
+
+    @classmethod
+    def refine(
+        cls, model: Checkpoint, stage: Recipe, device: torch.device, attributes: int = 0
+    ) -> "FineTuningState":
+        """Return the state that starts from a model, with a new critic."""
+        assert stage.finetuning is not None
+        classifier, average = classifier_pair(stage, device)
+        for network in (classifier, average):
+            network.load_state_dict(model.classifier.state_dict())
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(stage.seed)
+            critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
+        critic_optimiser = torch.optim.Adam(
+            critic.parameters(),
+            torch.tensor(stage.finetuning.critic_learning_rate, device=device),
+            betas=(0.5, 0.99),  # low momentum, as is usual for adversarial training
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+        state = cls(
+            classifier,
+            average,
+            make_optimiser(classifier, stage, device),
+            critic=critic,
+            critic_optimiser=critic_optimiser,
+            means=RunningMeans(model.mu_bar).to(device),
+        )
+        state.add_attribute_head(attributes, stage, device)
+        return state
+
+    @staticmethod
+    def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that a resumed run must share: all but the number of epochs."""
+        return settings | {"epochs": 0, "finetuning": settings["finetuning"] | {"epochs": 0}}
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Every network by the name it is stored under."""
+        return {**super().networks, "critic": self.critic, "means": self.means}
+
+    @property
+    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
+        """Every optimiser with the network that it updates."""
+        return {**super().optimisers, "critic_optimiser": (self.critic, self.critic_optimiser)}
 
 
 def second_stage(recipe: Recipe) -> Recipe:
-    """The settings of the second stage, as those of an recipe."""
+    """Return the settings of the second stage as a recipe."""
     assert recipe.finetuning is not None
     return dataclasses.replace(
         recipe,
@@ -38,74 +133,74 @@ def second_stage(recipe: Recipe) -> Recipe:
 
 
 class FineTuningStep(OptimisationStep):
-    """A step of the first stage with the counterfactuals' loss added, and a step of the critic."""
+    """A step of the first stage plus the loss of counterfactuals, and a step of the critic."""
 
-    stage = "refining"
+    stage = "fine-tuning"
     inverts = True
 
     def __init__(
         self, stage: Recipe, data: Dataset, state: FineTuningState, device: torch.device
     ) -> None:
-        self.refined = state
+        self.tuned = state
         assert stage.finetuning is not None
         self.settings = stage.finetuning
         super().__init__(stage, data, state, device)
 
     def _set_mode(self) -> None:
-        """Without dropout: encode and decode must be each other's inverse."""
+        """Switch dropout off: decoding must invert encoding."""
         super()._set_mode()
         for module in self.state.classifier.modules():
             if isinstance(module, nn.Dropout | nn.Dropout2d):
                 module.eval()
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
-        """Take a step; the critic slows down with the classifier but starts at once."""
+        """Take a step; the critic follows the classifier's schedule, but without a warm-up."""
         rate = self.settings.critic_learning_rate
         if done > self.recipe.warm_up:
-            rate *= schedule(done, self.recipe.warm_up)
-        for group in self.refined.critic_optimiser.param_groups:
+            rate *= cosine_schedule(done, self.recipe.warm_up)
+        for group in self.tuned.critic_optimiser.param_groups:
             group["lr"].fill_(rate)
         super().__call__(batch, done, number)
 
     def _step(self) -> None:
         first = self._batch_loss()
         p = self.labels[self.batch]
-        self._follow_means(first.z, p)
+        self._update_means(first.z, p)
         q = self._other_class(p)
-        z_hat, convincing = self._corrected_latents(first.z, p, q)
+        z_hat, convincing = self._counterfactual_latents(first.z, p, q)
         x_hat = self.state.classifier.decode(z_hat).clamp(0, 1)
         self._descend(first.loss + self._counterfactual_loss(first, z_hat, x_hat, q, convincing))
         self._train_critic(first.x.clamp(0, 1), p, x_hat[:convincing].detach(), q)
-        self._follow(first.figures)
+        self._update_average(first.figures)
 
     @torch.no_grad()
-    def _follow_means(self, z: Float[Tensor, "batch dim"], label: Labels) -> None:
-        """μ̄ moves towards the mean latents of this batch."""
-        member = F.one_hot(label, len(self.refined.means.mu_bar)).to(z.dtype)
+    def _update_means(self, z: Float[Tensor, "batch dim"], label: Labels) -> None:
+        """μ̄ ← (1 − w)μ̄ + w·m for the classes in this batch, with mean latents m."""
+        member = F.one_hot(label, len(self.tuned.means.mu_bar)).to(z.dtype)
         count = member.sum(0)[:, None]
         batch_means = member.T @ z / count.clamp(min=1)
-        there = (count > 0).to(z.dtype)
-        mu_bar = self.refined.means.mu_bar
-        mu_bar += MEANS_FOLLOW * there * (batch_means - mu_bar)
+        present = (count > 0).to(z.dtype)
+        mu_bar = self.tuned.means.mu_bar
+        mu_bar += MEANS_WEIGHT * present * (batch_means - mu_bar)
 
     def _other_class(self, p: Labels) -> Labels:
-        classes = len(self.refined.means.mu_bar)
+        classes = len(self.tuned.means.mu_bar)
         offset = torch.randint(1, classes, p.shape, generator=self.generator, device=self.device)
         return (p + offset) % classes
 
-    def _corrected_latents(
+    def _counterfactual_latents(
         self, z: Float[Tensor, "batch dim"], p: Labels, q: Labels
     ) -> tuple[Float[Tensor, "batch dim"], int]:
-        """z + αΔ, and how many of the first are at α₁; the others ask for a random confidence."""
+        """Return z + αΔ, and the number of rows at α₁; the rest request random confidences."""
         mu = self.state.classifier.mu
         with torch.no_grad():
-            delta = equations.latent_direction(self.refined.means.mu_bar, p, q)
+            delta = equations.latent_direction(self.tuned.means.mu_bar, p, q)
             alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q]).clamp(0.1, 1.0)
-            asked = torch.rand(p.shape, generator=self.generator, device=self.device)
-            asked = asked * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
-            # Between p and q alone: the log-odds grow by wᵀΔ along α.
+            confidence = torch.rand(p.shape, generator=self.generator, device=self.device)
+            confidence = confidence * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
+            # Considering p and q only, the log-odds grow by wᵀΔ along α.
             w, _ = equations.decision_boundary(mu[p], mu[q])
-            confident = (alpha_0 + torch.logit(asked) / (w * delta).sum(1)).clamp(0.0, 1.2)
+            confident = (alpha_0 + torch.logit(confidence) / (w * delta).sum(1)).clamp(0.0, 1.2)
             convincing = (len(p) + 1) // 2
             alpha = torch.where(
                 torch.arange(len(p), device=self.device) < convincing,
@@ -123,14 +218,14 @@ class FineTuningStep(OptimisationStep):
         convincing: int,
     ) -> Float[Tensor, ""]:
         mu = self.state.classifier.mu
-        z_stored, _ = self.state.classifier.encode_with_log_det(_as_stored(x_hat))
+        z_stored, _ = self.state.classifier.encode_with_log_det(straight_through_8_bit(x_hat))
         faithfulness = F.kl_div(
             equations.log_posterior(z_stored, mu),
             equations.log_posterior(z_hat, mu).detach(),
             reduction="batchmean",
             log_target=True,
         )
-        realism = -self.refined.critic(x_hat[:convincing], q[:convincing]).mean()
+        realism = -self.tuned.critic(x_hat[:convincing], q[:convincing]).mean()
         loss: Tensor = (
             self.settings.proximity * (x_hat - first.x).abs().mean()
             + self.settings.faithfulness * faithfulness
@@ -142,15 +237,15 @@ class FineTuningStep(OptimisationStep):
         self, real: Images, label: Labels, x_hat: Counterfactuals, q: Labels
     ) -> None:
         loss = critic_loss(
-            self.refined.critic, real, label, x_hat, q, self.settings.gradient_penalty
+            self.tuned.critic, real, label, x_hat, q, self.settings.gradient_penalty
         )
-        self.refined.critic_optimiser.zero_grad(set_to_none=True)
+        self.tuned.critic_optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        self.refined.critic_optimiser.step()
+        self.tuned.critic_optimiser.step()
 
 
-def _as_stored(x: Images) -> Images:
-    """The values an 8-bit file would give back, with the gradient of x itself."""
+def straight_through_8_bit(x: Images) -> Images:
+    """Round x to 8 bits, with the gradient of the identity."""
     return x + (to_pixels(to_uint8(x)) - x).detach()
 
 
@@ -162,7 +257,7 @@ def critic_loss(
     q: Labels,
     penalty: float,
 ) -> Float[Tensor, ""]:
-    """Hinge: real images above 1; counterfactuals, and real images of another class, below −1."""
+    """Hinge loss: real images above 1; counterfactuals and images of other classes below −1."""
     real = real.detach().requires_grad_()
     score = critic(real, label)
     (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)

@@ -1,11 +1,9 @@
-"""Training: a loop that can be interrupted, resumed to the same weights, and is fast on a GPU."""
+"""Train a model: a loop that can be interrupted and resumed to the same weights."""
 
-import contextlib
 import hashlib
 import math
-import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,149 +11,286 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import Recipe
+from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.recipes import Recipe, find_recipe
+from ecinn.classifier.tensor_files import write_tensors
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.files import output_folder
+from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import to_pixels
-from ecinn.training.calibration import finish
-from ecinn.training.finetuning import FineTuningStep, second_stage
-from ecinn.training.state import EpochRecord, FineTuningState, TrainingState, as_json
+from ecinn.progress import Observer, Progress, ignore
+from ecinn.training.calibration import calibrate
+from ecinn.training.evaluation import with_metrics
+from ecinn.training.finetuning import FineTuningState, FineTuningStep, second_stage
+from ecinn.training.networks import REPORT_EVERY, seeded, versions
+from ecinn.training.state import EpochRecord, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
+from ecinn.training.teacher import load_teacher
 
-State = TypeVar("State", bound=TrainingState)
-
-MODEL_FILE = "model.safetensors"
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
-"""What each stage can go on from."""
+"""The resumable states of the two stages."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
 UNROUNDED_FILE = "unrounded.safetensors"
-"""The last stage's model before its weights were rounded to 8 bits."""
-EXPLODED = 1e3
-"""A loss above this never comes back."""
+"""The final model before its weights were rounded to 8 bits."""
+LARGEST_LOSS = 1e3
+"""Training does not recover from a loss above this."""
 
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands; figures are means since the last report."""
-
-    stage: str
-    """"training", then "refining" where there is a second stage."""
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    bits_per_dim: float
-    error: float
-    images_per_second: float
-    seconds_left: float
+State = TypeVar("State", bound=TrainingState)
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str,
     data: Dataset,
-    folder: Path,
+    folder: str | Path,
     *,
-    device: torch.device,
+    test: Dataset | None = None,
+    device: str | torch.device = "auto",
     resume: bool = False,
-    pretrained: Checkpoint | None = None,
-    start: Checkpoint | None = None,
-    teacher: nn.Module | None = None,
-    observe: Callable[[Progress], None] = lambda progress: None,
+    init_from: Checkpoint | str | Path | None = None,
+    refine_from: Checkpoint | str | Path | None = None,
+    teacher: nn.Module | str | Path | None = None,
+    observe: Observer = ignore,
     save_every: float = 30.0,
 ) -> Checkpoint:
-    """Train, save as it goes, and leave a finished model in the folder.
+    """Train a model and write it to the folder, with its metrics if test images are given.
+
+    Ctrl-C keeps the last finished epoch; `resume=True` continues from there.
 
     Args:
-        pretrained: a model to take instead of running the first stage.
-        start: a model whose layers the first stage begins with, instead of untrained ones.
-        teacher: gives the log-odds of all attributes of images, where the recipe has one.
-        save_every: seconds between two saved states; a state is saved at the end of an epoch.
+        recipe: a recipe or its name.
+        test: images to evaluate the model on.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        init_from: model whose layers initialise the first stage.
+        refine_from: model to fine-tune; the first stage is skipped.
+        teacher: network that returns the log-odds of all attributes of images, or the file of a
+            teacher; required by recipes with a distillation weight.
+        save_every: seconds between saved states; states are saved at the end of an epoch.
     """
-    _require_fitting(data, recipe)
+    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    folder, device = Path(folder), resolve_device(device)
+    for images in (data,) if test is None else (data, test):
+        _require_fitting(images, recipe)
+    _require_consistent(recipe, resume=resume, init_from=init_from, refine_from=refine_from)
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
-        raise InputError(f"{folder} holds a run already: resume it, or choose another folder")
-    teacher, taught_by = _ready(teacher, recipe, data, device)
-    how = _How(folder, device, resume, observe, save_every, teacher)
-    first = folder / FIRST_STAGE_FILE
-    if resume and first.exists():
-        pretrained = load_checkpoint(first)
-    elif not resume:
-        # What an interrupted run of something else left must not be taken up later.
-        first.unlink(missing_ok=True)
-    finished: list[Checkpoint] = []
-    if pretrained is None:
-        state = _first_state(recipe, data, start, device)
-        begun = {} if start is None else {"start": start.recipe.name}
-        state.origin = begun | taught_by
-        finished = _stage(recipe, data, state, OptimisationStep, STATE_FILES[0], how)
-        pretrained = finished[0]
-    else:
-        _require_same_layers(pretrained, recipe)
-        finished = [pretrained]
-    if recipe.finetuning is not None:
-        save_checkpoint(pretrained, first)
+        raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+    if isinstance(teacher, str | Path):
+        teacher = load_teacher(Path(teacher), device).ensemble
+    teacher, origin = _prepare_teacher(teacher, recipe, data, device)
+    run = _Run(data, folder, device, resume, observe, save_every, teacher, origin)
+    try:
+        models = run.train(recipe, _checkpoint(init_from), _checkpoint(refine_from))
+        if test is not None:
+            models[0] = with_metrics(models[0], test, device, observe)
+    except KeyboardInterrupt:
+        resumable = any((folder / name).exists() for name in (*STATE_FILES, FIRST_STAGE_FILE))
+        raise InterruptedRunError(
+            "interrupted; continue with the same command and --resume (resume=True in Python)"
+            if resumable
+            else "interrupted before the first epoch was finished; nothing was saved, start again"
+        ) from None
+    for model, name in zip(models, (MODEL_FILE, UNROUNDED_FILE), strict=False):
+        save_checkpoint(model, folder / name)
+    return models[0]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The inputs of both stages."""
+
+    data: Dataset
+    folder: Path
+    device: torch.device
+    resume: bool
+    observe: Observer
+    save_every: float
+    teacher: nn.Module | None
+    origin: dict[str, str]
+    """Identifies the teacher, if there is one."""
+
+    def train(
+        self, recipe: Recipe, init_from: Checkpoint | None, refine_from: Checkpoint | None
+    ) -> list[Checkpoint]:
+        """Run the stages; return the model and, if it is stored in 8 bits, the unrounded model."""
+        first = self.folder / FIRST_STAGE_FILE
+        if self.resume and first.exists():
+            refine_from = load_checkpoint(first)
+        elif not self.resume:
+            first.unlink(missing_ok=True)  # left by an interrupted run of something else
+        if refine_from is None:
+            state = TrainingState.start(recipe, self.device, _attributes(recipe, self.data))
+            if init_from is not None:
+                _require_same_architecture(init_from, recipe)
+                with exact_convolutions():
+                    state.init_from(init_from.classifier, self.data)
+                state.origin["init_from"] = init_from.recipe.name
+            models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
+            refine_from = models[0]
+        else:
+            _require_same_architecture(refine_from, recipe)
+            models = [refine_from]
+        if recipe.finetuning is None:
+            return models
+        save_checkpoint(refine_from, first)
         stage = second_stage(recipe)
-        refined = FineTuningState.refine(pretrained, stage, device, _attributes(stage, data))
-        refined.origin = taught_by
-        finished = _stage(stage, data, refined, FineTuningStep, STATE_FILES[1], how)
-        first_stage = {"settings": as_json(pretrained.recipe), **pretrained.training}
-        # How long the first stage was is what its model says, whatever was asked for since.
-        recipe = replace(recipe, epochs=pretrained.recipe.epochs)
-        finished = [
+        tuned = FineTuningState.refine(
+            refine_from, stage, self.device, _attributes(stage, self.data)
+        )
+        models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
+        first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
+        # The length of the first stage is the stored model's, whatever the recipe says.
+        recipe = replace(recipe, epochs=refine_from.recipe.epochs)
+        return [
             replace(
-                checkpoint,
-                recipe=replace(recipe, stored_bits=checkpoint.recipe.stored_bits),
-                training={"first_stage": first_stage, **checkpoint.training},
+                model,
+                recipe=replace(recipe, stored_bits=model.recipe.stored_bits),
+                training={"first_stage": first_stage, **model.training},
             )
-            for checkpoint in finished
+            for model in models
         ]
-    for checkpoint, name in zip(finished, (MODEL_FILE, UNROUNDED_FILE), strict=False):
-        save_checkpoint(checkpoint, folder / name)
-    return finished[0]
+
+    def _stage(
+        self,
+        stage: Recipe,
+        state: State,
+        step_class: Callable[[Recipe, Dataset, State, torch.device], OptimisationStep],
+        name: str,
+    ) -> list[Checkpoint]:
+        """Run one stage and calibrate its model, also without rounding if it has 8 bits."""
+        state_file = self.folder / name
+        state.images = len(self.data)
+        state.origin |= self.origin
+        with seeded(self.device):
+            if self.resume and state_file.exists():
+                state.restore(state_file, stage)
+            state.teacher = self.teacher
+            step = step_class(stage, self.data, state, self.device)
+            self._run_epochs(stage, state, step, state_file)
+            del step  # calibration needs its memory
+        record = {**state.origin, **self._record(stage, state)}
+        weights = state.average.state_dict()
+        all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
+        return [
+            calibrate(replace(stage, stored_bits=bits), self.data, weights, self.device, record)
+            for bits in all_bits
+        ]
+
+    def _run_epochs(
+        self, recipe: Recipe, state: TrainingState, step: OptimisationStep, state_file: Path
+    ) -> None:
+        batch = step.batch_size
+        per_epoch = len(self.data) // batch
+        steps = per_epoch * recipe.epochs
+        saved = began = time.monotonic()
+        earlier_seconds, first_step = state.seconds, state.epoch * per_epoch
+        unsaved = None
+        try:
+            for epoch in range(state.epoch, recipe.epochs):
+                # The randomness of an epoch depends on (seed, epoch) only: an epoch that was
+                # interrupted and is started again is the same.
+                order = step.begin_epoch(epoch)
+                sums = torch.zeros(3)
+                for index in range(per_epoch):
+                    number = epoch * per_epoch + index
+                    step(order[index * batch : (index + 1) * batch], number / steps, number)
+                    if index < per_epoch - 1 and (index + 1) % REPORT_EVERY:
+                        continue
+                    figures = step.read_figures()
+                    sums += figures
+                    loss, bits, error = (figures / (index % REPORT_EVERY + 1)).tolist()
+                    _require_convergence(loss, state_file)
+                    rate = (number + 1 - first_step) / (time.monotonic() - began)
+                    report = {
+                        "epoch": float(epoch + 1),
+                        "epochs": float(recipe.epochs),
+                        "loss": loss,
+                        "bits_per_dim": bits,
+                        "error": error,
+                        "images_per_second": rate * batch,
+                    }
+                    self.observe(Progress(step.stage, number + 1, steps, report))
+                loss, bits, error = (sums / per_epoch).tolist()
+                now = time.monotonic()
+                state.epoch, state.seconds = epoch + 1, earlier_seconds + now - began
+                state.curve.append(EpochRecord(epoch + 1, loss, bits, error, state.seconds))
+                unsaved = state.snapshot(recipe)
+                if now - saved >= self.save_every or epoch + 1 == recipe.epochs:
+                    write_tensors(state_file, *unsaved)
+                    unsaved, saved = None, now
+        except KeyboardInterrupt:
+            if unsaved is not None:
+                write_tensors(state_file, *unsaved)
+            raise
+
+    def _record(self, stage: Recipe, state: TrainingState) -> dict[str, object]:
+        """Return the training record that the checkpoint stores."""
+        batch = min(stage.batch_size, len(self.data))
+        images = state.epoch * (len(self.data) // batch) * batch
+        return {
+            "training_images": len(self.data),
+            "seconds": round(state.seconds, 1),
+            "images_per_second": round(images / max(state.seconds, 1e-9)),
+            **versions(self.device),
+            "curve": [asdict(record) for record in state.curve],
+        }
+
+
+def _checkpoint(model: Checkpoint | str | Path | None) -> Checkpoint | None:
+    return load_checkpoint(model) if isinstance(model, str | Path) else model
 
 
 def _require_fitting(data: Dataset, recipe: Recipe) -> None:
-    """Images and labels that the recipe's network can learn."""
+    """Raise an `InputError` unless the recipe's network can learn these images and labels."""
     a = recipe.architecture
     if data.images.dtype != torch.uint8:
-        raise InputError(f"images are 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
-    shape, wanted = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
-    if shape != wanted or not len(data):
-        raise InputError(f"{recipe.name} learns images of {wanted}, not {len(data)} of {shape}")
-    if int(data.labels.min()) < 0 or int(data.labels.max()) >= a.classes:
+        raise InputError(f"images must be 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
+    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != expected or not len(data):
+        raise InputError(f"{recipe.name} needs images of {expected}, not {len(data)} of {shape}")
+    low, high = int(data.labels.min()), int(data.labels.max())
+    if low < 0 or high >= a.classes:
         raise InputError(
-            f"{recipe.name} has classes 0 to {a.classes - 1}; labels go from "
-            f"{int(data.labels.min())} to {int(data.labels.max())}"
+            f"{recipe.name} has classes 0 to {a.classes - 1}, but labels go from {low} to {high}"
         )
 
 
-def _ready(
+def _require_consistent(
+    recipe: Recipe, *, resume: bool, init_from: object, refine_from: object
+) -> None:
+    if refine_from is None:
+        return
+    if resume:
+        raise InputError("refine_from starts a new run, resume continues one: leave one out")
+    if init_from is not None:
+        raise InputError("init_from is for the first stage, which refine_from skips: choose one")
+    if recipe.finetuning is None:
+        raise InputError("refine_from skips the first stage, but there is no fine-tuning to do")
+
+
+def _prepare_teacher(
     teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
-    """The teacher on its device, tried on one image; and a name that tells it from others."""
+    """Return the teacher on its device, tested on one image, and a hash that identifies it."""
     if not recipe.distillation_weight and teacher is None:
         return None, {}
     if data.attributes is None or data.attribute is None:
-        raise InputError(f"{recipe.dataset} has no attributes to be taught: leave it out")
+        raise InputError(f"{recipe.dataset} has no attribute labels: train without a teacher")
     if teacher is None:
         raise InputError(
-            f"{recipe.name} learns from a teacher: give what `ecinn teacher` wrote (--teacher)"
+            f"{recipe.name} needs a teacher: give a file that `ecinn teacher` wrote (--teacher)"
         )
     if not recipe.distillation_weight:
-        raise InputError(f"{recipe.name} learns from no teacher: leave it out")
+        raise InputError(f"{recipe.name} needs no teacher: leave it out")
     teacher = teacher.to(device)
     with torch.no_grad():
-        answer = teacher(to_pixels(data.images[:1].to(device)))
-    if answer.shape != (1, data.attributes.shape[1]):
+        logits = teacher(to_pixels(data.images[:1].to(device)))
+    if logits.shape != (1, data.attributes.shape[1]):
         raise InputError(
-            f"the teacher knows {answer.shape[-1]} attributes and the data has "
-            f"{data.attributes.shape[1]}: train one on this data"
+            f"the teacher predicts {logits.shape[-1]} attributes and the dataset has "
+            f"{data.attributes.shape[1]}: train a teacher on this dataset"
         )
     digest = hashlib.sha256()
     for value in teacher.state_dict().values():
@@ -163,155 +298,27 @@ def _ready(
     return teacher, {"teacher": digest.hexdigest()[:16]}
 
 
-def _first_state(
-    recipe: Recipe, data: Dataset, start: Checkpoint | None, device: torch.device
-) -> TrainingState:
-    state = TrainingState.start(recipe, device, _attributes(recipe, data))
-    if start is not None:
-        _require_same_layers(start, recipe)
-        with exact_convolutions():
-            state.begin_at(start.classifier, data)
-    return state
-
-
 def _attributes(recipe: Recipe, data: Dataset) -> int:
-    """How many attributes are learned beside the class."""
+    """Return the number of attributes to learn besides the class."""
     if not recipe.attribute_weight:
         return 0
     if data.attributes is None:
-        raise InputError(f"{recipe.name} learns attributes beside: its data has none")
+        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
     return data.attributes.shape[1]
 
 
-def _require_same_layers(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Weights can only be taken over where they have the same shapes and meaning."""
+def _require_same_architecture(checkpoint: Checkpoint, recipe: Recipe) -> None:
     if checkpoint.recipe.architecture != recipe.architecture:
-        raise InputError(f"the model to start from is no {recipe.name!r}: its layers differ")
+        raise InputError(
+            f"cannot start from this model: its architecture differs from {recipe.name!r}"
+        )
 
 
-@dataclass(frozen=True)
-class _How:
-    """What is the same in both stages."""
-
-    folder: Path
-    device: torch.device
-    resume: bool
-    observe: Callable[[Progress], None]
-    save_every: float
-    teacher: nn.Module | None
-
-
-def _stage(
-    stage: Recipe,
-    data: Dataset,
-    state: State,
-    step_class: Callable[[Recipe, Dataset, State, torch.device], OptimisationStep],
-    name: str,
-    how: _How,
-) -> list[Checkpoint]:
-    """Run one stage to its end and measure what came out; if it is rounded to 8 bits, also before.
-
-    So that what rounding costs can be told.
-    """
-    state_file = how.folder / name
-    state.images = len(data)
-    with _own_randomness(how.device):
-        if how.resume and state_file.exists():
-            state.restore(state_file, stage)
-        state.teacher = how.teacher
-        step = step_class(stage, data, state, how.device)
-        _run(stage, data, state, step, state_file, how)
-        del step  # its memory is needed to measure all images
-    record = {**state.origin, **_record(stage, data, state, how.device)}
-    weights = state.average.state_dict()
-    bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
-    return [
-        finish(replace(stage, stored_bits=each), data, weights, how.device, record)
-        for each in bits
-    ]
-
-
-def _run(
-    recipe: Recipe,
-    data: Dataset,
-    state: TrainingState,
-    step: OptimisationStep,
-    state_file: Path,
-    how: _How,
-) -> None:
-    batch = step.batch_size
-    steps_per_epoch = len(data) // batch
-    steps = steps_per_epoch * recipe.epochs
-    saved = began = time.monotonic()
-    earlier_seconds, first_step = state.seconds, state.epoch * steps_per_epoch
-    for epoch in range(state.epoch, recipe.epochs):
-        # All randomness of an epoch comes from (seed, epoch): an epoch that is interrupted and
-        # begun again is the same epoch.
-        order = step.begin_epoch(epoch)
-        sums = torch.zeros(3)
-        for index in range(steps_per_epoch):
-            number = epoch * steps_per_epoch + index
-            step(order[index * batch : (index + 1) * batch], number / steps, number)
-            last = index == steps_per_epoch - 1
-            if last or (index + 1) % 50 == 0:
-                figures = step.read_figures()
-                sums += figures
-                loss, bits, error = (figures / ((index % 50) + 1)).tolist()
-                _stop_if_broken(loss, state_file)
-                seconds = time.monotonic() - began
-                rate = (number + 1 - first_step) / seconds
-                how.observe(
-                    Progress(
-                        stage=step.stage,
-                        epoch=epoch + 1,
-                        epochs=recipe.epochs,
-                        step=number + 1,
-                        steps=steps,
-                        loss=loss,
-                        bits_per_dim=bits,
-                        error=error,
-                        images_per_second=rate * batch,
-                        seconds_left=(steps - number - 1) / rate,
-                    )
-                )
-        loss, bits, error = (sums / steps_per_epoch).tolist()
-        now = time.monotonic()
-        state.epoch, state.seconds = epoch + 1, earlier_seconds + now - began
-        state.curve.append(EpochRecord(epoch + 1, loss, bits, error, state.seconds))
-        if now - saved >= how.save_every or epoch + 1 == recipe.epochs:
-            state.save(state_file, recipe)
-            saved = now
-
-
-def _record(
-    recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
-) -> dict[str, object]:
-    """How the model was made, to be kept inside its checkpoint."""
-    batch = min(recipe.batch_size, len(data))
-    images = state.epoch * (len(data) // batch) * batch
-    return {
-        "training_images": len(data),
-        "seconds": round(state.seconds, 1),
-        "images_per_second": round(images / max(state.seconds, 1e-9)),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "curve": [asdict(record) for record in state.curve],
-    }
-
-
-@contextlib.contextmanager
-def _own_randomness(device: torch.device) -> Iterator[None]:
-    """Dropout draws from the global generators: give the caller's back as they were."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-
-
-def _stop_if_broken(loss: float, state_file: Path) -> None:
-    if math.isfinite(loss) and loss < EXPLODED:
+def _require_convergence(loss: float, state_file: Path) -> None:
+    if math.isfinite(loss) and loss < LARGEST_LOSS:
         return
     kept = f"the last good state is {state_file}" if state_file.exists() else "nothing was saved"
     raise EcinnError(
-        f"training broke: the loss became {loss:.3g}; {kept}. "
+        f"training diverged: the loss became {loss:.3g}; {kept}. "
         "Lower the learning rate or the clamp, or raise the weight decay"
     )

@@ -1,4 +1,4 @@
-"""What changes while a model is trained, and how it is kept so that a run can go on."""
+"""Everything that changes during training, and its file, from which a run resumes."""
 
 import json
 from collections.abc import Mapping
@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn import equations
-from ecinn.classifier.checkpoint import Checkpoint, read_tensors, write_tensors
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.recipes import FineTuning, Recipe
+from ecinn.classifier.recipes import Recipe
+from ecinn.classifier.tensor_files import read_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.pixels import to_pixels
-from ecinn.training.critic import Critic
+from ecinn.pixels import Labels, to_pixels
 
-REMEMBERED = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-"""What AdamW and Adam keep of every weight, and what gradient sgd keeps."""
+OPTIMISER_BUFFERS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
+"""State of every weight in AdamW, Adam and SGD."""
 
 
 @dataclass(frozen=True)
@@ -37,82 +36,83 @@ class EpochRecord:
 
 @dataclass
 class TrainingState:
-    """All that changes while training: to save it is to be able to go on."""
+    """Everything that changes during training."""
 
     classifier: GenerativeClassifier
     average: GenerativeClassifier
+    """Exponential moving average (EMA) of the classifier's weights."""
     optimiser: torch.optim.Optimizer
     epoch: int = 0
     seconds: float = 0.0
     curve: list[EpochRecord] = field(default_factory=list)
-    readout: nn.Linear | None = None
-    """Reads all attributes of an image from its latent; no part of the model."""
-    readout_optimiser: torch.optim.Optimizer | None = None
+    attribute_head: nn.Linear | None = None
+    """Predicts all attributes of an image from its latent; not part of the model."""
+    attribute_optimiser: torch.optim.Optimizer | None = None
     teacher: nn.Module | None = None
-    """Gives the log-odds of every attribute of an image; it does not change, nor is it kept."""
+    """Predicts the log-odds of every attribute of an image; constant and not stored."""
     origin: dict[str, str] = field(default_factory=dict)
-    """What the run was given beside its settings: whose layers it began with, which teacher."""
+    """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
     images: int | None = None
-    """How many training images there are, once it is known."""
+    """Number of training images, once it is known."""
 
     @classmethod
     def start(cls, recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
-        """The untrained state, which the recipe and the number of attributes determine."""
-        classifier, average = _pair(recipe, device)
-        state = cls(classifier, average, _optimiser(classifier, recipe, device))
-        state.read_out(attributes, recipe, device)
+        """Return the untrained state of a recipe for a dataset with so many attributes."""
+        classifier, average = classifier_pair(recipe, device)
+        state = cls(classifier, average, make_optimiser(classifier, recipe, device))
+        state.add_attribute_head(attributes, recipe, device)
         return state
 
-    def read_out(self, attributes: int, recipe: Recipe, device: torch.device) -> None:
-        """Begin to read so many attributes, from nothing."""
+    def add_attribute_head(self, attributes: int, recipe: Recipe, device: torch.device) -> None:
+        """Add an attribute head with zero weights, if there are attributes."""
         if not attributes:
             return
-        self.readout = nn.utils.skip_init(
+        self.attribute_head = nn.utils.skip_init(
             nn.Linear, recipe.architecture.dim, attributes, device=device
         )
-        nn.init.zeros_(self.readout.weight)
-        nn.init.zeros_(self.readout.bias)
-        self.readout_optimiser = _optimiser(self.readout, recipe, device)
+        nn.init.zeros_(self.attribute_head.weight)
+        nn.init.zeros_(self.attribute_head.bias)
+        self.attribute_optimiser = make_optimiser(self.attribute_head, recipe, device)
 
     @torch.no_grad()
-    def begin_at(self, network: GenerativeClassifier, data: Dataset) -> None:
-        """Take another model's layers, and means that suit them to the classes of this data."""
+    def init_from(self, network: GenerativeClassifier, data: Dataset) -> None:
+        """Copy the layers of another model, and fit class means of this data to them."""
         self.average.load_state_dict(network.state_dict() | {"mu": self.average.mu})
         device = self.average.mu.device
-        z = torch.cat(
-            [
-                self.average.encode(to_pixels(images.to(device)))
-                for images in data.images.split(500)
-            ]
-        )
-        self.average.mu.copy_(first_means(z, data.labels.to(device), len(self.average.mu)))
+        parts = [
+            self.average.encode(to_pixels(images.to(device))) for images in data.images.split(500)
+        ]
+        labels = data.labels.to(device)
+        self.average.mu.copy_(first_means(torch.cat(parts), labels, len(self.average.mu)))
         self.classifier.load_state_dict(self.average.state_dict())
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
         """Every network by the name it is stored under."""
         networks: dict[str, nn.Module] = {"classifier": self.classifier, "average": self.average}
-        return networks if self.readout is None else networks | {"readout": self.readout}
+        if self.attribute_head is not None:
+            networks["attribute_head"] = self.attribute_head
+        return networks
 
     @property
     def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
-        """Every optimiser and the network it changes."""
+        """Every optimiser with the network that it updates."""
         optimisers: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
             "optimiser": (self.classifier, self.optimiser)
         }
-        if self.readout is not None and self.readout_optimiser is not None:
-            optimisers["readout_optimiser"] = (self.readout, self.readout_optimiser)
+        if self.attribute_head is not None and self.attribute_optimiser is not None:
+            optimisers["attribute_optimiser"] = (self.attribute_head, self.attribute_optimiser)
         return optimisers
 
     @property
-    def descending(self) -> list[torch.optim.Optimizer]:
-        """The optimisers that go down the loss together."""
-        if self.readout_optimiser is None:
+    def loss_optimisers(self) -> list[torch.optim.Optimizer]:
+        """The optimisers of the classifier's loss."""
+        if self.attribute_optimiser is None:
             return [self.optimiser]
-        return [self.optimiser, self.readout_optimiser]
+        return [self.optimiser, self.attribute_optimiser]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a step changes, by name, not copied."""
+        """Return all tensors that a step changes, by name, not copied."""
         tensors = {
             f"{prefix}.{name}": value
             for prefix, network in self.networks.items()
@@ -125,36 +125,41 @@ class TrainingState:
         return tensors
 
     @staticmethod
-    def identity(settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings that must be the same in a run that goes on: all but how long it is."""
+    def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that a resumed run must share: all but the number of epochs."""
         return settings | {"epochs": 0, "finetuning": None}
 
-    def save(self, path: Path, recipe: Recipe) -> None:
-        """Write everything to one safetensors file."""
-        curve = [asdict(record) for record in self.curve]
-        about = {"epoch": self.epoch, "seconds": self.seconds, "curve": curve}
-        about |= {"origin": self.origin, "images": self.images}
-        write_tensors(path, self.tensors(), about | {"recipe": asdict(recipe)})
+    def snapshot(self, recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return copies of all tensors, and the description to store with them."""
+        about = {
+            "kind": "training state",
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+            "curve": [asdict(record) for record in self.curve],
+            "origin": self.origin,
+            "images": self.images,
+            "recipe": asdict(recipe),
+        }
+        return {name: value.detach().clone() for name, value in self.tensors().items()}, about
 
     def restore(self, path: Path, recipe: Recipe) -> None:
-        """Take up what `save` wrote; the settings must be the same but for the epochs."""
+        """Read a stored snapshot of a run with the same inputs and settings except the epochs."""
         tensors, about = read_tensors(path)
-        if self.identity(about["recipe"]) != self.identity(as_json(recipe)):
+        if self.comparable(about["recipe"]) != self.comparable(as_json(recipe)):
             raise InputError(
-                f"{path} belongs to other settings than {recipe.name!r} has now: "
+                f"{path} was trained with other settings than {recipe.name!r} has now: "
                 "train into a new folder"
             )
-        begun_with = about.get("images")
-        if None not in (begun_with, self.images) and begun_with != self.images:
+        if self.images is not None and about["images"] not in (None, self.images):
             raise InputError(
-                f"{path} was begun with {begun_with:,} training images, now there are "
-                f"{self.images:,}: give the same, or train into a new folder"
+                f"{path} was started with {about['images']:,} training images, not "
+                f"{self.images:,}: use the same images, or train into a new folder"
             )
-        if about.get("origin", {}) != self.origin:
-            given = ", ".join(f"{k} {v}" for k, v in about.get("origin", {}).items())
+        if about["origin"] != self.origin:
+            inputs = ", ".join(f"{name} {value}" for name, value in about["origin"].items())
             raise InputError(
-                f"{path} was begun with {given or 'neither a start nor a teacher'}: "
-                "give the same to go on"
+                f"{path} was started with {inputs or 'neither init_from nor a teacher'}: "
+                "use the same to resume"
             )
         for prefix, network in self.networks.items():
             start = f"{prefix}."
@@ -163,24 +168,24 @@ class TrainingState:
             )
         for prefix, (network, optimiser) in self.optimisers.items():
             for name, parameter in network.named_parameters():
-                remembered = {
+                buffers = {
                     key: tensors[f"{prefix}.{key}.{name}"].to(parameter.device)
-                    for key in REMEMBERED
+                    for key in OPTIMISER_BUFFERS
                     if f"{prefix}.{key}.{name}" in tensors
                 }
-                if remembered:
-                    optimiser.state[parameter] = remembered
+                if buffers:
+                    optimiser.state[parameter] = buffers
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.curve = [EpochRecord(**record) for record in about["curve"]]
 
 
 def first_means(
-    z: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], classes: int
+    z: Float[Tensor, "batch dim"], labels: Labels, classes: int
 ) -> Float[Tensor, "classes dim"]:
-    """m + s(m_y − m): the mean latents of the classes, drawn together until the posterior fits.
+    """m + s(m_y − m): the classes' mean latents, shrunk until the posterior fits best.
 
-    Latents of a class spread wider than N(m_y, 1) where the layers learned something else, and
-    from means as far apart as m_y training would begin with wrong answers of great certainty.
+    Latents of a class spread wider than N(m_y, 1) if the layers were trained for another task.
+    Without shrinking, training would start with wrong predictions of high confidence.
     """
     member = F.one_hot(labels, classes).to(z.dtype)
     centre = z.mean(0)
@@ -192,113 +197,45 @@ def first_means(
     )
 
 
-class RunningMeans(nn.Module):
-    """μ̄ while it moves: the mean latent of every class over the last batches."""
-
-    def __init__(self, mu_bar: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mu_bar", mu_bar.clone())
-        self.mu_bar: Tensor
-
-
-@dataclass
-class FineTuningState(TrainingState):
-    """The second stage: a critic learns beside the classifier, and μ̄ follows."""
-
-    critic: Critic = field(kw_only=True)
-    critic_optimiser: torch.optim.Adam = field(kw_only=True)
-    means: RunningMeans = field(kw_only=True)
-
-    @classmethod
-    def refine(
-        cls, pretrained: Checkpoint, stage: Recipe, device: torch.device, attributes: int = 0
-    ) -> "FineTuningState":
-        """Where the first stage ended, with a new critic."""
-        assert stage.finetuning is not None
-        classifier, average = _pair(stage, device)
-        for network in (classifier, average):
-            network.load_state_dict(pretrained.classifier.state_dict())
-        with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(stage.seed)
-            critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
-        state = cls(
-            classifier,
-            average,
-            _optimiser(classifier, stage, device),
-            critic=critic,
-            critic_optimiser=_critic_optimiser(critic, stage.finetuning, device),
-            means=RunningMeans(pretrained.mu_bar).to(device),
-        )
-        state.read_out(attributes, stage, device)
-        return state
-
-    @staticmethod
-    def identity(settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings that must be the same in a run that goes on: all but how long it is."""
-        return settings | {"epochs": 0, "finetuning": settings["finetuning"] | {"epochs": 0}}
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """Every network by the name it is stored under."""
-        return {**super().networks, "critic": self.critic, "means": self.means}
-
-    @property
-    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
-        """Every optimiser and the network it changes."""
-        return {**super().optimisers, "critic_optimiser": (self.critic, self.critic_optimiser)}
-
-
-def _pair(
+def classifier_pair(
     recipe: Recipe, device: torch.device
 ) -> tuple[GenerativeClassifier, GenerativeClassifier]:
-    """A classifier to train, and its moving average."""
+    """Return a classifier to train, and one for its moving average."""
     classifier = GenerativeClassifier(recipe.architecture).to(device)
     average = GenerativeClassifier(recipe.architecture).to(device)
     return classifier, average.requires_grad_(requires_grad=False).eval()
 
 
-def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """Weight decay for matrices and kernels alone; in gradient sgd for all but the means."""
+def make_optimiser(
+    network: nn.Module, recipe: Recipe, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return AdamW with weight decay for matrices and kernels, or SGD as in IB-INN.
+
+    Learning rates are tensors, because a captured CUDA graph can only read tensors.
+    """
     means = [p for n, p in network.named_parameters() if n == "mu"]
     others = [p for n, p in network.named_parameters() if n != "mu"]
-    sgd = recipe.sgd
-    if sgd is None:
+
+    def group(parameters: list[nn.Parameter], **options: float) -> dict[str, Any]:
+        rate = torch.tensor(recipe.learning_rate, device=device)
+        return {"params": parameters, "lr": rate, **options}
+
+    if recipe.sgd is None:
         decayed = [p for p in others if p.ndim > 1]
-        free = [p for p in others if p.ndim == 1]
+        vectors = [p for p in others if p.ndim == 1]
         groups = [
-            _group(decayed, recipe, device, weight_decay=recipe.weight_decay),
-            _group(free + means, recipe, device, weight_decay=0.0),
+            group(decayed, weight_decay=recipe.weight_decay),
+            group(vectors + means, weight_decay=0.0),
         ]
         return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
-    groups = [  # as IB-INN has it
-        _group(others, recipe, device, weight_decay=recipe.weight_decay),
-        _group(means, recipe, device, momentum=0.0, multiple=sgd.means_rate),
+    groups = [
+        group(others, weight_decay=recipe.weight_decay),
+        group(means, momentum=0.0, lr_factor=recipe.sgd.means_lr_factor),
     ]
-    return torch.optim.SGD(groups, momentum=sgd.momentum, fused=True)
-
-
-def _group(
-    parameters: list[nn.Parameter], recipe: Recipe, device: torch.device, **how: float
-) -> dict[str, Any]:
-    """Weights with a learning rate of their own, in a tensor that a captured graph can read."""
-    rate = torch.tensor(recipe.learning_rate, device=device)
-    return {"params": parameters, "lr": rate, **how}
-
-
-def _critic_optimiser(
-    critic: Critic, finetuning: FineTuning, device: torch.device
-) -> torch.optim.Adam:
-    """Little momentum, as is usual where two networks learn against each other."""
-    return torch.optim.Adam(
-        critic.parameters(),
-        torch.tensor(finetuning.critic_learning_rate, device=device),
-        betas=(0.5, 0.99),
-        fused=True,
-        capturable=device.type == "cuda",
-    )
+    return torch.optim.SGD(groups, momentum=recipe.sgd.momentum, fused=True)
 
 
 def as_json(recipe: Recipe) -> dict[str, Any]:
-    """The settings as JSON gives them back: lists for tuples."""
+    """Return the settings as JSON represents them: lists for tuples."""
     loaded: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
     return loaded

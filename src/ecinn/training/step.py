@@ -1,4 +1,4 @@
-"""One step of training: the loss of a batch, the optimiser, the moving average, on any device."""
+"""One training step: the loss of a batch, the optimisers and the moving average."""
 
 import math
 from contextlib import AbstractContextManager
@@ -15,16 +15,16 @@ from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.flow.bijections import Chain, Coupling
-from ecinn.pixels import dequantise
+from ecinn.pixels import Images, Labels, dequantise
 from ecinn.training.state import TrainingState
 
 
 class OptimisationStep:
-    """One step on one batch; on a GPU captured once as a CUDA graph and replayed."""
+    """One step on one batch; on a GPU it is captured once as a CUDA graph and replayed."""
 
     stage = "training"
     inverts = False
-    """Whether a step also runs the inverse, which is then worth compiling."""
+    """A step also runs the inverse, so that compiling it pays off."""
 
     def __init__(
         self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
@@ -38,9 +38,9 @@ class OptimisationStep:
         self.attribute = data.attribute
         self.generator = torch.Generator(device)
         self.device = device
-        # What a step reads lives in tensors, because a captured graph has no arguments.
+        # A captured graph has no arguments: the inputs of a step are kept in tensors.
         self.batch = torch.zeros(self.batch_size, dtype=torch.long, device=device)
-        self.averaging_weight = torch.zeros((), device=device)
+        self.ema_weight = torch.zeros((), device=device)
         self.figures = torch.zeros(3, device=device)
         self.averages: list[Tensor] = list(state.average.parameters())
         self.parameters: list[Tensor] = list(state.classifier.parameters())
@@ -49,14 +49,14 @@ class OptimisationStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             prepare_for_gpu(state.classifier, self.recipe, inverse=self.inverts)
-            with _room_for_compiled_shapes():
+            with _allow_many_shapes():
                 self._capture()
 
     def _set_mode(self) -> None:
         self.state.classifier.train()
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
-        """Seed what is random and shuffle the images."""
+        """Seed the random generators and return the order of the images."""
         self.epoch = epoch
         seed = self.recipe.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
@@ -65,24 +65,22 @@ class OptimisationStep:
         return order.to(self.device)
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
-        """Take a step; `done` is the share of the run that lies behind."""
+        """Take step `number` of the run, of which the share `done` is completed."""
         self.batch.copy_(batch)
         self._set_learning_rate(learning_rate(self.recipe, done, self.epoch))
-        # The average starts short, so that it does not remember the first weights for long.
-        decay = min(self.recipe.ema_decay, (1 + number) / (10 + number))
-        self.averaging_weight.fill_(1 - decay)
+        self.ema_weight.fill_(ema_weight(self.recipe.ema_decay, number))
         if self.graph is None:
             self._step()
         else:
             self.graph.replay()
 
     def _set_learning_rate(self, rate: float) -> None:
-        for optimiser in self.state.descending:
+        for optimiser in self.state.loss_optimisers:
             for group in optimiser.param_groups:
-                group["lr"].fill_(rate * group.get("multiple", 1.0))
+                group["lr"].fill_(rate * group.get("lr_factor", 1.0))
 
     def read_figures(self) -> Float[Tensor, " figures"]:
-        """Sums of loss, bits/dim and error since the last call."""
+        """Return the sums of loss, bits/dim and error since the last call."""
         figures = self.figures.to("cpu", copy=True)
         self.figures.zero_()
         return figures
@@ -90,60 +88,59 @@ class OptimisationStep:
     def _step(self) -> None:
         first = self._batch_loss()
         self._descend(first.loss)
-        self._follow(first.figures)
+        self._update_average(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
         images = augment(self.images[self.batch], self.recipe.augmentation, self.generator)
         x = dequantise(images, self.generator, self.recipe.noise)
-        known, targets = self._targets(x)
+        attributes, targets = self._targets(x)
         first = batch_loss(self.state.classifier, x, self.labels[self.batch], self.recipe, targets)
-        if self.state.readout is None or known is None:
+        head = self.state.attribute_head
+        if head is None or attributes is None:
             return first
-        attributes = F.binary_cross_entropy_with_logits(self.state.readout(first.z), known)
-        return first._replace(loss=first.loss + self.recipe.attribute_weight * attributes)
+        attribute_loss = F.binary_cross_entropy_with_logits(head(first.z), attributes)
+        return first._replace(loss=first.loss + self.recipe.attribute_weight * attribute_loss)
 
     @torch.no_grad()
     def _targets(
-        self, x: Float[Tensor, "batch channels height width"]
+        self, x: Images
     ) -> tuple[Float[Tensor, "batch attributes"] | None, Float[Tensor, "batch classes"] | None]:
-        """What is to be learned of all attributes and of the class, a teacher's share included."""
+        """Return the targets of all attributes and of the class, mixed with the teacher's."""
         if self.attributes is None:
             return None, None
-        known = self.attributes[self.batch].to(x.dtype)
+        labels = self.attributes[self.batch].to(x.dtype)
         if self.state.teacher is None or self.attribute is None:
-            return known, None
-        taught = torch.sigmoid(self.state.teacher(x.clamp(0, 1)).to(x.dtype))
-        known = torch.lerp(known, taught, self.recipe.distillation_weight)
-        share = known[:, self.attribute]
-        return known, torch.stack([1 - share, share], 1)
+            return labels, None
+        predicted = torch.sigmoid(self.state.teacher(x.clamp(0, 1)).to(x.dtype))
+        mixed = torch.lerp(labels, predicted, self.recipe.distillation_weight)
+        positive = mixed[:, self.attribute]
+        return mixed, torch.stack([1 - positive, positive], 1)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
-        """Move the classifier down the loss."""
-        for optimiser in self.state.descending:
+        """Take a gradient step on the loss."""
+        for optimiser in self.state.loss_optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(
             self.state.classifier.parameters(), self.recipe.gradient_clip
         )
-        for optimiser in self.state.descending:
+        for optimiser in self.state.loss_optimisers:
             optimiser.step()
 
     @torch.no_grad()
-    def _follow(self, figures: Float[Tensor, " figures"]) -> None:
-        """Move the average after the classifier, and count."""
-        # All tensors in a few launches; one by one they would cost a tenth of the step.
-        torch._foreach_mul_(self.averages, 1 - self.averaging_weight)
-        torch._foreach_add_(
-            self.averages, torch._foreach_mul(self.parameters, self.averaging_weight)
-        )
+    def _update_average(self, figures: Float[Tensor, " figures"]) -> None:
+        """Update the moving average of the weights, and add up the figures."""
+        # All tensors in a few launches: one by one they would take a tenth of the step's time.
+        torch._foreach_mul_(self.averages, 1 - self.ema_weight)
+        torch._foreach_add_(self.averages, torch._foreach_mul(self.parameters, self.ema_weight))
         buffers = list(self.state.classifier.buffers())
         torch._foreach_copy_(list(self.state.average.buffers()), buffers)
         self.figures += figures
 
     def _capture(self) -> None:
-        """Warm up on a side stream, record one step, put everything back as it was."""
+        """Warm up on a side stream, record one step, and restore the state."""
         before = {name: value.clone() for name, value in self.state.tensors().items()}
-        self.averaging_weight.fill_(1.0)
+        self.ema_weight.fill_(1.0)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -157,32 +154,32 @@ class OptimisationStep:
             self._step()
         with torch.no_grad():
             for name, value in self.state.tensors().items():
-                # What an optimiser remembers came into being in the first step, as zeros.
+                # The optimisers created their buffers in the first step, as zeros.
                 value.copy_(before[name]) if name in before else value.zero_()
         self.figures.zero_()
 
 
 class BatchLoss(NamedTuple):
-    """The loss of a batch, and what it was computed from."""
+    """The loss of a batch with its figures, images and latents."""
 
     loss: Float[Tensor, ""]
     figures: Float[Tensor, " figures"]
-    """Loss, bits/dim and error, to report."""
-    x: Float[Tensor, "batch channels height width"]
+    """Loss, bits/dim and error."""
+    x: Images
     z: Float[Tensor, "batch dim"]
 
 
 def batch_loss(
     classifier: GenerativeClassifier,
-    x: Float[Tensor, "batch channels height width"],
-    labels: Int[Tensor, " batch"],
+    x: Images,
+    labels: Labels,
     recipe: Recipe,
     targets: Float[Tensor, "batch classes"] | None = None,
 ) -> BatchLoss:
-    """Eq. 9.
+    """Eq. 9: the loss of a batch.
 
     Args:
-        targets: probabilities to learn instead of the labels.
+        targets: class probabilities that replace the labels.
     """
     z, log_det = classifier.encode_with_log_det(x)
     dim = classifier.architecture.dim
@@ -202,22 +199,30 @@ def batch_loss(
 
 
 def learning_rate(recipe: Recipe, done: float, epoch: int) -> float:
-    """Of a step in this epoch, counted from 0, when that share of the run lies behind."""
+    """Return the learning rate in an epoch, counted from 0, when a share of the run is done."""
     if recipe.sgd is None:
-        return recipe.learning_rate * schedule(done, recipe.warm_up)
+        return recipe.learning_rate * cosine_schedule(done, recipe.warm_up)
     passed = sum(epoch >= milestone for milestone in recipe.sgd.milestones)
     return recipe.learning_rate * 0.1**passed
 
 
-def schedule(done: float, warm_up: float) -> float:
-    """Linear from 0 to 1 over the warm-up, then half a cosine down to 0."""
+def cosine_schedule(done: float, warm_up: float) -> float:
+    """Rise linearly from 0 to 1 during the warm-up, then fall to 0 along half a cosine."""
     if done < warm_up:
         return done / warm_up
     return 0.5 * (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up)))
 
 
-def _room_for_compiled_shapes() -> AbstractContextManager[None]:
-    """One function is compiled per shape, stage and direction: more often than torch expects."""
+def ema_weight(decay: float, step: int) -> float:
+    """Return the weight of the new weights in the moving average at a step, counted from 0.
+
+    The first steps have a shorter memory, so that the average forgets the initial weights.
+    """
+    return 1 - min(decay, (1 + step) / (10 + step))
+
+
+def _allow_many_shapes() -> AbstractContextManager[None]:
+    """Raise torch's limit on recompilation: each shape, stage and direction is compiled once."""
     config: Any = torch._dynamo.config
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     patch: AbstractContextManager[None] = config.patch({name: 64})
@@ -225,7 +230,7 @@ def _room_for_compiled_shapes() -> AbstractContextManager[None]:
 
 
 def prepare_for_gpu(classifier: GenerativeClassifier, recipe: Recipe, *, inverse: bool) -> None:
-    """bf16 inside the subnets, whose precision no inverse depends on; one compile per shape."""
+    """Switch the subnets to bfloat16 and compile every block, once per shape."""
     for module in classifier.modules():
         if isinstance(module, Coupling):
             module.half_precision = recipe.half_precision

@@ -1,45 +1,67 @@
-"""The teacher: networks that read all attributes, what they say together, how they are drilled."""
+"""The teacher: an ensemble that predicts all attributes of a face, its training and its file."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from ecinn.classifier.tensor_files import load_tensors, rebuild, write_tensors
+from ecinn.data.augmentation import Augmentation, augment
+from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.flow.bijections import Image
+from ecinn.flow.device import resolve_device
+from ecinn.pixels import Images, StoredImages, to_pixels
+from ecinn.progress import Observer, ignore
+from ecinn.training.networks import (
+    Trained,
+    assemble,
+    cosine,
+    fastest_kernels,
+    gpu_autocast,
+    seeded,
+    stored_weights,
+    train_network,
+    training_record,
+)
 
-Logits = Float[Tensor, "batch attributes"]
-
+KIND = "teacher"
 WIDTH = 64
 SMALLEST_SIDE = 16
-"""Pixels; three of the four stages halve it."""
+"""Smallest image side in pixels: three of the four stages halve it."""
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
-"""Of every stage: how many times the width, and the stride of its first block."""
+"""For each stage: multiple of the width, and stride of the first block."""
 _BLOCKS = 2
 _DROPOUT = 0.3
 
+Logits = Float[Tensor, "batch attributes"]
+Targets = Float[Tensor, "batch attributes"]
+
 
 class AttributeNetwork(nn.Module):
-    """A residual network for small pictures: pixels in [0, 1] to one logit per attribute."""
+    """A residual network for small images: pixels in [0, 1] to one logit per attribute."""
 
     def __init__(self, attributes: int, width: int = WIDTH) -> None:
         super().__init__()
         self.stem = _convolution(3, width)
         blocks: list[nn.Module] = []
         channels = width
-        for times, stride in _STAGES:
+        for multiple, stride in _STAGES:
             for index in range(_BLOCKS):
-                blocks.append(_Block(channels, times * width, stride if index == 0 else 1))
-                channels = times * width
+                blocks.append(_Block(channels, multiple * width, stride if index == 0 else 1))
+                channels = multiple * width
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(channels)
         self.dropout = nn.Dropout(_DROPOUT)
         self.head = nn.Linear(channels, attributes)
 
-    def forward(self, x: Image) -> Logits:
-        """The logit of every attribute."""
+    def forward(self, x: Images) -> Logits:
+        """Return the logit of every attribute."""
         h = self.blocks(self.stem(4 * (x - 0.5)))
         pooled = F.relu(self.norm(h)).mean((2, 3))
         logits: Tensor = self.head(self.dropout(pooled))
@@ -47,7 +69,7 @@ class AttributeNetwork(nn.Module):
 
 
 class _Block(nn.Module):
-    """s(x) + F(x), norm and ReLU before each of the two convolutions."""
+    """s(x) + F(x), with norm and ReLU before each of the two convolutions."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -59,57 +81,233 @@ class _Block(nn.Module):
         if channels != filters or stride != 1:
             self.shortcut = nn.Conv2d(channels, filters, 1, stride, bias=False)
 
-    def forward(self, x: Image) -> Float[Tensor, "batch filters rows columns"]:
+    def forward(self, x: Images) -> Float[Tensor, "batch filters rows columns"]:
         h = F.relu(self.norm1(x))
-        kept = x if self.shortcut is None else self.shortcut(h)
-        changed: Tensor = self.convolution2(F.relu(self.norm2(self.convolution1(h))))
-        return kept + changed
+        shortcut = x if self.shortcut is None else self.shortcut(h)
+        residual: Tensor = self.convolution2(F.relu(self.norm2(self.convolution1(h))))
+        return shortcut + residual
 
 
 def _convolution(channels: int, filters: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
 
 
-class Teachers(nn.Module):
-    """What several networks say of a picture and of its mirror image, on average.
+class Ensemble(nn.Module):
+    """Mean prediction of several networks for an image and its mirror image.
 
-    Frozen, always in evaluation mode, without a gradient; a call can be captured in a CUDA graph.
+    Frozen, always in evaluation mode and without gradients; calls can be captured in a CUDA graph.
     """
 
     def __init__(self, members: Sequence[AttributeNetwork]) -> None:
         super().__init__()
         if not members:
-            raise InputError("a teacher has at least one network")
+            raise InputError("a teacher needs at least one network")
         self.members = nn.ModuleList(members)
         self.requires_grad_(requires_grad=False).eval()
 
-    def train(self, mode: bool = True) -> "Teachers":  # noqa: FBT001, FBT002
-        """Stay in evaluation mode, also as a part of what is trained."""
+    def train(self, mode: bool = True) -> "Ensemble":  # noqa: FBT001, FBT002
+        """Stay in evaluation mode, even as a part of a network in training."""
         super().train(mode=False)
         return self
 
-    def forward(self, x: Image) -> Logits:
-        """logit p̄, p̄ the mean of σ(logit) over the members and over x and its mirror image."""
-        return logit_of_mean(torch.cat([self.read(x), self.read(x.flip(-1))]))
+    def forward(self, x: Images) -> Logits:
+        """logit p̄, with p̄ the mean of σ(logit) over the members, for x and its mirror image."""
+        return logit_of_mean(torch.cat([self.member_logits(x), self.member_logits(x.flip(-1))]))
 
     @torch.no_grad()
-    def read(self, x: Image) -> Float[Tensor, "members batch attributes"]:
-        """What every member says of the picture itself."""
-        on_gpu = x.device.type == "cuda"
-        pixels = x.contiguous(memory_format=torch.channels_last) if on_gpu else x
-        # Not on a CPU: some crash on bf16.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=on_gpu):
-            return torch.stack([member(pixels).to(x.dtype) for member in self.members])
+    def member_logits(self, x: Images) -> Float[Tensor, "members batch attributes"]:
+        """Return the logits of every member for the images, without mirroring."""
+        if x.device.type == "cuda":
+            x = x.contiguous(memory_format=torch.channels_last)
+        with gpu_autocast(x.device):
+            return torch.stack([member(x).to(x.dtype) for member in self.members])
 
 
-def logit_of_mean(logits: Float[Tensor, "voices batch attributes"]) -> Logits:
-    """log p̄ − log(1 − p̄), p̄ the voices' mean σ(logit); exact also where σ rounds to 0 or 1."""
+def logit_of_mean(logits: Float[Tensor, "predictions batch attributes"]) -> Logits:
+    """log p̄ − log(1 − p̄), with p̄ the mean of σ(logit); exact even if σ rounds to 0 or 1."""
     present = F.logsigmoid(logits).logsumexp(0)
     return present - F.logsigmoid(-logits).logsumexp(0)
 
 
-def jitter(x: Image, strength: float, generator: torch.Generator) -> Image:
-    """Saturation, contrast and brightness of each picture times its own 1 ± strength."""
+@dataclass(frozen=True)
+class TeacherSettings:
+    """Everything that is needed to train a teacher again; every value is ours."""
+
+    members: int = 2
+    width: int = WIDTH
+    epochs: int = 40
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    """Peak of a cosine schedule with linear warm-up."""
+    warm_up: float = 0.05
+    """Share of all steps."""
+    weight_decay: float = 0.05
+    """Weight decay of kernels and matrices; norms and biases have none."""
+    label_smoothing: float = 0.05
+    ema_decay: float = 0.998
+    """Decay of the exponential moving average (EMA) of the weights that is stored."""
+    augmentation: Augmentation = field(
+        default_factory=lambda: Augmentation(6.0, rotate=12.0, scale=0.12, shear=0.05, flip=True)
+    )
+    cut_out: float = 0.35
+    """Side of the grey square of cut-out, as a share of the image's side."""
+    cut_out_share: float = 0.5
+    """Share of the images with cut-out."""
+    jitter: float = 0.25
+    """Largest relative change of brightness, contrast and saturation."""
+    mixup: float = 0.2
+    """Parameter of the Beta distribution of the mixup weight λ."""
+    mixup_share: float = 0.5
+    """Share of the batches with mixup."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained ensemble with its settings and training record."""
+
+    ensemble: Ensemble
+    settings: TeacherSettings
+    record: Mapping[str, Any]
+    """With validation images also "errors": the `attribute_errors`."""
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file, completely or not at all."""
+        about = {"kind": KIND, "settings": asdict(self.settings), "record": self.record}
+        write_tensors(path, stored_weights(self.ensemble), about)
+
+
+def load_teacher(path: Path, device: str | torch.device = "auto") -> Teacher:
+    """Read a teacher that `Teacher.save` wrote."""
+    target = resolve_device(device)
+
+    def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Teacher:
+        settings: TeacherSettings = rebuild(TeacherSettings, about["settings"])
+        record = about["record"]
+        return Teacher(
+            _assemble(tensors, record["attributes"], settings, target), settings, record
+        )
+
+    return load_tensors(path, KIND, build)
+
+
+def _assemble(
+    weights: Mapping[str, Tensor], attributes: int, settings: TeacherSettings, device: torch.device
+) -> Ensemble:
+    """Build an ensemble with the stored weights."""
+
+    def build() -> Ensemble:
+        return Ensemble(
+            [AttributeNetwork(attributes, settings.width) for _ in range(settings.members)]
+        )
+
+    ensemble = assemble(build, weights, device)
+    return _channels_last(ensemble) if device.type == "cuda" else ensemble
+
+
+def _channels_last(network: Any) -> Any:  # noqa: ANN401
+    """Use the memory format in which a GPU's half-precision convolutions are fastest."""
+    return network.to(memory_format=torch.channels_last)
+
+
+def train_teacher(
+    data: Dataset,
+    settings: TeacherSettings = TeacherSettings(),  # noqa: B008
+    *,
+    validation: Dataset | None = None,
+    device: str | torch.device = "auto",
+    observe: Observer = ignore,
+) -> Teacher:
+    """Train every member from its own seed, and measure the ensemble with its stored weights."""
+    device = resolve_device(device)
+    attributes = _require_trainable(data, validation, settings)
+    trainings = [
+        _train_member(member, data, attributes, settings, device, observe)
+        for member in range(settings.members)
+    ]
+    trained = Ensemble([training.network for training in trainings])
+    ensemble = _assemble(stored_weights(trained), attributes, settings, device)
+    record = {"attributes": attributes, **training_record(trainings, len(data), device)}
+    if validation is not None:
+        record["validation_images"] = len(validation)
+        record["errors"] = attribute_errors(ensemble, validation)
+    return Teacher(ensemble, settings, record)
+
+
+def _train_member(
+    member: int,
+    data: Dataset,
+    attributes: int,
+    settings: TeacherSettings,
+    device: torch.device,
+    observe: Observer,
+) -> Trained[AttributeNetwork]:
+    """Train with AdamW on the mean cross-entropy of all attributes."""
+    assert data.attributes is not None
+    seed = settings.seed * 1_000_003 + member
+    images, labels = data.images.to(device), data.attributes.to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    python_generator = random.Random(seed)
+    with seeded(device, seed), fastest_kernels():
+        network = AttributeNetwork(attributes, settings.width).to(device)
+        if device.type == "cuda":
+            network = _channels_last(network)
+
+        def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+            weight = mixup_weight(settings, python_generator)
+            x, targets = training_batch(images[batch], labels[batch], settings, weight, generator)
+            if device.type == "cuda":
+                x = x.contiguous(memory_format=torch.channels_last)
+            with gpu_autocast(device):
+                logits = network(x).float()
+            wrong = (logits.detach() > 0) != (targets > 0.5)
+            return F.binary_cross_entropy_with_logits(logits, targets), wrong.float().mean()
+
+        return train_network(
+            network,
+            loss,
+            teacher_optimiser(network, settings),
+            images=len(data),
+            batch_size=settings.batch_size,
+            epochs=settings.epochs,
+            generator=generator,
+            schedule=cosine(settings.warm_up),
+            ema_decay=settings.ema_decay,
+            task=f"network {member + 1} of {settings.members}",
+            observe=observe,
+        )
+
+
+def teacher_optimiser(network: nn.Module, settings: TeacherSettings) -> torch.optim.AdamW:
+    """AdamW with weight decay for kernels and matrices only."""
+    kernels = [p for p in network.parameters() if p.ndim > 1]
+    others = [p for p in network.parameters() if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": kernels, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    on_gpu = kernels[0].device.type == "cuda"
+    return torch.optim.AdamW(groups, settings.learning_rate, fused=on_gpu)
+
+
+def training_batch(
+    images: StoredImages,
+    attributes: UInt8[Tensor, "batch attributes"],
+    settings: TeacherSettings,
+    weight: float,
+    generator: torch.Generator,
+) -> tuple[Images, Targets]:
+    """Return augmented images and their smoothed targets, both mixed with this weight."""
+    x = to_pixels(augment(images, settings.augmentation, generator))
+    x = jitter(x, settings.jitter, generator)
+    x = cut_out(x, settings.cut_out, settings.cut_out_share, generator)
+    smoothing = settings.label_smoothing
+    targets = (1 - smoothing) * attributes.float() + smoothing / 2
+    return mixup(x, weight), mixup(targets, weight)
+
+
+def jitter(x: Images, strength: float, generator: torch.Generator) -> Images:
+    """Multiply each image's saturation, contrast and brightness by random 1 ± strength."""
     draws = torch.rand((3, len(x), 1, 1, 1), generator=generator, device=x.device)
     saturation, contrast, brightness = (1 + strength * (2 * draws - 1)).unbind()
     x = torch.lerp(x.mean(1, keepdim=True), x, saturation)
@@ -117,27 +315,77 @@ def jitter(x: Image, strength: float, generator: torch.Generator) -> Image:
     return (brightness * x).clamp(0, 1)
 
 
-def cut_out(x: Image, side: float, share: float, generator: torch.Generator) -> Image:
-    """Grey, in that share of the pictures, where a window of that part of each side falls."""
+def cut_out(x: Images, side: float, share: float, generator: torch.Generator) -> Images:
+    """Cover a random window, `side` times as high and wide, with grey in a share of the images."""
     draws = torch.rand((3, len(x), 1), generator=generator, device=x.device)
 
     def window(length: int, draw: Tensor) -> Tensor:
-        """Which of the places along an axis lie in it; the window is never cut at the edge."""
+        """Mark the pixels of one axis that a window inside the image covers."""
         size = round(side * length)
         first = (draw * (length - size + 1)).floor()
-        place = torch.arange(length, device=x.device)
-        return (place >= first) & (place < first + size)
+        pixel = torch.arange(length, device=x.device)
+        return (pixel >= first) & (pixel < first + size)
 
     rows, columns = window(x.shape[2], draws[0]), window(x.shape[3], draws[1])
     covered = rows[:, :, None] & columns[:, None, :] & (draws[2, :, :, None] < share)
     return torch.where(covered[:, None], 0.5, x)
 
 
-def mix(x: Image, targets: Logits, weight: float) -> tuple[Image, Logits]:
-    """λ of each picture and of its targets, 1 − λ of its neighbour's in the shuffled batch."""
-    if weight == 1:
-        return x, targets
-    return (
-        weight * x + (1 - weight) * x.roll(1, 0),
-        weight * targets + (1 - weight) * targets.roll(1, 0),
-    )
+def mixup(values: Float[Tensor, "*shape"], weight: float) -> Float[Tensor, "*shape"]:
+    """λ of each row and 1 − λ of the previous row in the shuffled batch."""
+    return values if weight == 1 else weight * values + (1 - weight) * values.roll(1, 0)
+
+
+def mixup_weight(settings: TeacherSettings, generator: random.Random) -> float:
+    """λ ~ Beta(mixup, mixup) for a share of the batches, 1 for the others."""
+    if settings.mixup <= 0 or generator.random() >= settings.mixup_share:
+        return 1.0
+    return generator.betavariate(settings.mixup, settings.mixup)
+
+
+@torch.no_grad()
+def attribute_errors(
+    ensemble: Ensemble, data: Dataset, batch_size: int = 500
+) -> dict[str, list[float]]:
+    """Return the error rate of every attribute on clean images.
+
+    "single" is the mean over the members, "ensemble" is that of all members with mirror images.
+    """
+    if data.attributes is None or not len(data):
+        raise InputError("measuring a teacher needs images with attribute labels")
+    device = next(ensemble.parameters()).device
+    single = torch.zeros(data.attributes.shape[1], device=device)
+    together = torch.zeros_like(single)
+    for images, attributes in zip(
+        data.images.split(batch_size), data.attributes.split(batch_size), strict=True
+    ):
+        x, labels = to_pixels(images.to(device)), attributes.to(device) > 0
+        single += ((ensemble.member_logits(x) > 0) != labels).float().mean(0).sum(0)
+        together += ((ensemble(x) > 0) != labels).float().sum(0)
+    return {"single": (single / len(data)).tolist(), "ensemble": (together / len(data)).tolist()}
+
+
+def _require_trainable(
+    data: Dataset, validation: Dataset | None, settings: TeacherSettings
+) -> int:
+    """Return the number of attributes, or raise an `InputError`."""
+    _, channels, height, width = data.images.shape
+    if channels != 3 or min(height, width) < SMALLEST_SIDE:
+        raise InputError(
+            f"a teacher needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
+            f"not {channels}×{height}×{width}: use a dataset of photographs"
+        )
+    if data.attributes is None:
+        raise InputError("a teacher needs attribute labels: use a dataset like CelebA")
+    if min(settings.members, settings.epochs) < 1 or min(settings.batch_size, len(data)) < 2:
+        raise InputError("give at least one member, one epoch, two images and a batch of two")
+    attributes = data.attributes.shape[1]
+    if validation is not None and (
+        not len(validation)
+        or validation.attributes is None
+        or validation.attributes.shape[1] != attributes
+    ):
+        raise InputError(
+            "validation images are missing or have other attributes: use one dataset for both"
+        )
+    return attributes

@@ -546,26 +546,6 @@ def test_narrow_terminals_cut_no_figures(capsys, monkeypatch) -> None:
     assert "…" not in printed
 
 
-def test_judges_command(tmp_path, judges, monkeypatch) -> None:
-    given: dict = {}
-
-    def train(training, test, *, seed, device, observe):
-        given.update(n=len(training), seed=seed, device=str(device))
-        return judges
-
-    monkeypatch.setattr(command, "train_judges", train)
-    path = tmp_path / "new" / "own.safetensors"
-    code, stdout, stderr = run(
-        "judges", "mnist", "--out", path, "--limit", 50, "--seed", 7, "--device", "cpu"
-    )
-    assert code == 0, stderr
-    assert given == {"n": 50, "seed": 7, "device": "cpu"}
-    assert "99.47 % right" in stdout
-    assert load_judges(path).record == judges.record
-    assert "there is no dataset 'cats'" in fails("judges", "cats", "--out", path)
-    assert "is a folder" in fails("judges", "mnist", "--out", tmp_path)
-
-
 def test_fingerprint_is_of_the_weights(mnist) -> None:
     again = load("mnist")
     assert record.fingerprint(again) == record.fingerprint(mnist)

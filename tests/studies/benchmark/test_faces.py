@@ -27,7 +27,7 @@ from ecinn.studies.benchmark.faces import (
     face_tables,
     measure_faces,
 )
-from ecinn.training.calibration import finish
+from ecinn.training.calibration import calibrate
 from helpers.builders import randomise
 from helpers.command_line import fails, run
 
@@ -47,7 +47,7 @@ def model(data: Dataset) -> Model:
     classifier = GenerativeClassifier(architecture)
     randomise(classifier, scale=0.2)
     weights = classifier.state_dict()
-    return Model(finish(recipe, data, weights, torch.device("cpu"), {}))
+    return Model(calibrate(recipe, data, weights, torch.device("cpu"), {}))
 
 
 def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:

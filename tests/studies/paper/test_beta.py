@@ -9,10 +9,11 @@ import torch
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, write_tensors
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST_BETA, Recipe
+from ecinn.classifier.tensor_files import write_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError

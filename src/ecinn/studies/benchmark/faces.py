@@ -82,8 +82,7 @@ def measure_faces(
     observe: Observer = ignore,
 ) -> tuple[FaceResult, FaceSheets]:
     """Measure one model; draw n random faces and the n least likely counterfactuals."""
-    evaluating = counter(observe, f"{model.name}: evaluating", len(data))
-    evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=evaluating)
+    evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=observe)
     count = counter(observe, f"{model.name}: finding the least likely", len(data))
     log_p, change = [], 0.0
     for start in range(0, len(data), BATCH):

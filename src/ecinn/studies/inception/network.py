@@ -1,4 +1,4 @@
-"""Inception-V3, the predictive network that the paper compares with (Section 4.4)."""
+"""Inception-V3, the predictive network of the paper's comparison (Section 4.4)."""
 
 import functools
 import importlib
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from ecinn.errors import InputError
 
 SIDE = 224
-"""Pixels a side, as in the paper."""
+"""Side of the enlarged images in pixels, as in the paper."""
 SMALLEST_SIDE = 75
-"""Below this nothing is left of an image after the last reduction."""
+"""Smallest side in pixels: a smaller image vanishes in the last reduction."""
 
 Maps = Float[Tensor, "batch channels height width"]
-Results = Float[Tensor, "batch features rows columns"]
+Reduced = Float[Tensor, "batch features rows columns"]
 
 
 class InceptionClassifier(nn.Module):
-    """torchvision's Inception-V3 without its auxiliary classifier, on pixels of any size.
+    """torchvision's Inception-V3 without auxiliary classifier, for images of any size.
 
-    Images are enlarged inside, so that attributions are of the same pixels as the INN's.
+    The network enlarges its images, so that attributions refer to the same pixels as the INN's.
     """
 
     def __init__(self, classes: int, side: int = SIDE) -> None:
@@ -36,11 +36,11 @@ class InceptionClassifier(nn.Module):
             weights=None, aux_logits=False, num_classes=classes, init_weights=True
         )
         self.network = with_relu_modules(network)
-        # Where a GPU's half-precision convolutions are fastest.
+        # The memory format in which a GPU's half-precision convolutions are fastest.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of [0, 1]."""
+        """Return the logits of images in [0, 1]."""
         size = (self.side, self.side)
         enlarged = F.interpolate(x, size, mode="bilinear", align_corners=False)
         logits: Tensor = self.network(enlarged)
@@ -48,10 +48,10 @@ class InceptionClassifier(nn.Module):
 
 
 def with_relu_modules(network: nn.Module) -> nn.Module:
-    """The same function of the same weights, every nonlinearity an nn.ReLU that is used once.
+    """Replace every nonlinearity by an nn.ReLU that is used once, without changing the function.
 
-    DeepLift replaces the gradient of modules that it knows; of F.relu and F.max_pool2d it takes
-    the plain gradient, without a word. Changes the network and gives it back.
+    DeepLift replaces the gradients of modules that it knows, and silently uses the plain gradient
+    of F.relu and F.max_pool2d. Changes the network in place and returns it.
     """
     for name, module in list(network.named_modules()):
         if type(module).__name__ == "BasicConv2d":
@@ -62,7 +62,7 @@ def with_relu_modules(network: nn.Module) -> nn.Module:
     for name, module in list(network.named_modules()):
         if type(module).__name__ in ("InceptionB", "InceptionD"):
             network.set_submodule(name, Reduction(module))
-    # New modules are born in training mode.
+    # New modules start in training mode.
     return network.train(network.training)
 
 
@@ -71,31 +71,30 @@ class ConvolutionBlock(nn.Module):
 
     def __init__(self, conv: nn.Module, norm: nn.Module) -> None:
         super().__init__()
-        # Named as torchvision names them, so that weights are called alike.
+        # torchvision's names, so that the state dicts are compatible.
         self.conv = conv
         self.bn = norm
         self.relu = nn.ReLU()
 
-    def forward(self, x: Maps) -> Results:
-        """What torchvision's BasicConv2d computes."""
+    def forward(self, x: Maps) -> Reduced:
+        """Compute torchvision's BasicConv2d."""
         activation: Tensor = self.relu(self.bn(self.conv(x)))
         return activation
 
 
 class MaxPool(nn.Module):
-    """Largest of 3×3 values, stride 2; outside of training by max(a, b) = b + ReLU(a − b).
+    """3×3 max-pooling with stride 2; in evaluation mode by max(a, b) = b + ReLU(a − b).
 
-    captum has a rule for nn.MaxPool2d, but it loses what two overlapping windows share, and it
-    takes wrong gradients behind a ReLU and beside other branches. Through ReLUs the
-    contributions add up to the change of the output.
+    captum's rule for nn.MaxPool2d is wrong for overlapping windows, after a ReLU and next to
+    other branches. With ReLUs the contributions add up to the change of the output.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.relus = nn.ModuleList(nn.ReLU() for _ in range(4))
 
-    def forward(self, x: Maps) -> Results:
-        """One direction after the other."""
+    def forward(self, x: Maps) -> Reduced:
+        """Pool the rows, then the columns."""
         if self.training:
             return F.max_pool2d(x, kernel_size=3, stride=2)
         for first, second in ((0, 1), (2, 3)):
@@ -108,21 +107,21 @@ class MaxPool(nn.Module):
 
 
 class Reduction(nn.Module):
-    """Branches of convolutions beside a max-pool: torchvision's InceptionB and InceptionD."""
+    """Branches of convolutions and a max-pool: torchvision's InceptionB and InceptionD."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         for name, child in block.named_children():
             self.add_module(name, child)
-        # torchvision's names: branch3x3dbl_1, branch3x3dbl_2, … are one branch, in this order.
+        # In torchvision, branch3x3dbl_1, branch3x3dbl_2, … are the layers of one branch.
         self.branches = [
             list(names)
             for _, names in itertools.groupby(self._modules, lambda name: name.split("_")[0])
         ]
         self.pool = MaxPool()
 
-    def forward(self, x: Maps) -> Results:
-        """All branches, then the pool, as channels."""
+    def forward(self, x: Maps) -> Reduced:
+        """Concatenate the branches and the pool as channels."""
         outputs = []
         for names in self.branches:
             output = x
@@ -133,12 +132,12 @@ class Reduction(nn.Module):
 
 
 def torchvision_models() -> Any:  # noqa: ANN401
-    """torchvision.models, importable beside every build of torch."""
+    """Import torchvision.models, whatever the build of torch."""
     try:
         return importlib.import_module("torchvision.models")
     except ImportError as error:
         raise InputError(
-            f"Inception-V3 is torchvision's ({error}): pip install 'ecinn[inception]'"
+            f"Inception-V3 needs torchvision ({error}): pip install 'ecinn[inception]'"
         ) from None
     except RuntimeError as error:
         if "operator torchvision::nms does not exist" not in str(error):
@@ -149,11 +148,10 @@ def torchvision_models() -> Any:  # noqa: ANN401
 
 @functools.cache
 def _declare_missing_operators() -> torch.library.Library:
-    """What torchvision's import asks for where its compiled part does not fit the build of torch.
+    """Declare two operators that torchvision's import needs, and Inception-V3 does not use.
 
-    Beside a CPU build of torch that part may not load, and the import fails on the names of two
-    operators for boxes. Inception-V3 uses neither. What is declared lasts as long as the Library
-    does: the cache keeps it.
+    With a CPU build of torch, torchvision's compiled part may not load, and the import fails on
+    their names. The declaration lasts as long as the Library, which the cache keeps alive.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):

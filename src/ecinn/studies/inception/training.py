@@ -1,8 +1,6 @@
-"""Training of Inception-V3 by the paper's recipe, what came out, and its file."""
+"""Train Inception-V3 by the paper's recipe, measure it, and store it."""
 
-import contextlib
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,34 +10,42 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ecinn.classifier.checkpoint import read_tensors, write_tensors
+from ecinn.classifier.tensor_files import load_tensors, rebuild, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import to_pixels
-from ecinn.studies.inception.network import SIDE, InceptionClassifier
-from ecinn.training.plain_networks import NetworkProgress, as_stored, train_network
+from ecinn.progress import Observer, ignore
+from ecinn.studies.inception.network import SIDE, InceptionClassifier, torchvision_models
+from ecinn.training.networks import (
+    Trained,
+    assemble,
+    fastest_kernels,
+    gpu_autocast,
+    seeded,
+    stored_weights,
+    train_network,
+    training_record,
+)
 
 KIND = "inception"
-"""Tells a file of Inception-V3 from a model's."""
-_BATCH = 100
-"""Images classified at a time, which bounds memory."""
 
 
 @dataclass(frozen=True)
 class InceptionSettings:
-    """All that is needed to train one network again; Adam's other parameters are its defaults."""
+    """Everything that is needed to train a network again, with Adam's default parameters."""
 
     dataset: str
     epochs: int = 9
-    """Paper; after them it overfits."""
+    """Paper; the network overfits after more."""
     learning_rate: float = 1e-3
     """Paper; constant."""
     batch_size: int = 128
-    """Ours: the paper does not say."""
+    """Ours; the paper does not specify it."""
     augmentation: Augmentation = field(default_factory=lambda: Augmentation(flip=True))
-    """Ours: the paper does not say."""
+    """Ours; the paper does not specify it."""
     side: int = SIDE
     """Paper: images are enlarged to this many pixels a side."""
     seed: int = 0
@@ -47,176 +53,141 @@ class InceptionSettings:
 
 @dataclass(frozen=True)
 class InceptionResult:
-    """A trained network, in evaluation mode, and what is known of it."""
+    """A trained network in evaluation mode, with its error rates and training record."""
 
     classifier: InceptionClassifier
     class_names: tuple[str, ...]
     settings: InceptionSettings
     errors: Mapping[str, float]
-    """Share of wrong answers on "test" and, where there are such images, "validation"."""
+    """Error rates on "test" and, if there are such images, "validation"."""
     record: Mapping[str, Any]
-    """How it was made: seconds, images per second, curve, versions."""
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file, completely or not at all."""
+        about = {
+            "kind": KIND,
+            "class_names": self.class_names,
+            "settings": asdict(self.settings),
+            "errors": self.errors,
+            "record": self.record,
+        }
+        write_tensors(path, stored_weights(self.classifier), about)
 
 
-Observe = Callable[[NetworkProgress], None]
+def load_inception(
+    path: Path,
+    device: str | torch.device = "auto",
+    class_names: Sequence[str] | None = None,
+) -> InceptionResult:
+    """Read a network that `InceptionResult.save` wrote.
+
+    Args:
+        class_names: raise an `InputError` if the network has other classes.
+    """
+    target = resolve_device(device)
+    torchvision_models()  # raises an error of its own if torchvision is missing
+
+    def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> InceptionResult:
+        settings: InceptionSettings = rebuild(InceptionSettings, about["settings"])
+        names = tuple(about["class_names"])
+        classifier = assemble(
+            lambda: InceptionClassifier(len(names), settings.side), tensors, target
+        )
+        return InceptionResult(classifier, names, settings, about["errors"], about["record"])
+
+    result = load_tensors(path, KIND, build)
+    if class_names is not None and tuple(class_names) != result.class_names:
+        raise InputError(
+            f"{path} has the classes {', '.join(result.class_names)}, the model has "
+            f"{', '.join(class_names)}: use a network of the model's dataset"
+        )
+    return result
 
 
 def train_inception(
-    train: Dataset,
+    data: Dataset,
     test: Dataset,
     settings: InceptionSettings,
-    device: torch.device,
-    observe: Observe = lambda progress: None,
     *,
     validation: Dataset | None = None,
+    device: str | torch.device = "auto",
+    observe: Observer = ignore,
 ) -> InceptionResult:
-    """Train from random weights and measure the last ones, as they will be stored."""
-    measured = {"test": test} if validation is None else {"test": test, "validation": validation}
-    _require_trainable(train, measured, settings)
-    classes = len(train.class_names)
-    # All batches are of one shape: cuDNN looks for the fastest kernels once.
-    fastest = torch.backends.cudnn.flags(enabled=True, benchmark=True)
-    with _own_randomness(settings.seed, device), fastest:
+    """Train from random weights, and measure the network with its stored weights."""
+    device = resolve_device(device)
+    held_out = {"test": test} if validation is None else {"test": test, "validation": validation}
+    _require_trainable(data, held_out, settings)
+    classes = len(data.class_names)
+    with seeded(device, settings.seed), fastest_kernels():
         network = InceptionClassifier(classes, settings.side).to(device)
-        curve = fit(network, train, settings, observe)
+        training = fit(network, data, settings, observe)
+    classifier = assemble(
+        lambda: InceptionClassifier(classes, settings.side), stored_weights(network), device
+    )
     record = {
-        "training_images": len(train),
-        "images": {name: len(data) for name, data in measured.items()},
-        "seconds": round(curve[-1].seconds, 1),
-        "images_per_second": round(curve[-1].images_per_second),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "curve": [
-            {"epoch": p.epoch, "loss": p.loss, "error": p.error, "seconds": round(p.seconds, 1)}
-            for p in curve
-        ],
+        "images": {name: len(images) for name, images in held_out.items()},
+        **training_record([training], len(data), device),
     }
-    classifier = _assemble(as_stored(network.state_dict()), classes, settings.side, device)
-    errors = {name: error_rate(classifier, data) for name, data in measured.items()}
-    return InceptionResult(classifier, train.class_names, settings, errors, record)
+    errors = {name: error_rate(classifier, images) for name, images in held_out.items()}
+    return InceptionResult(classifier, data.class_names, settings, errors, record)
 
 
 def fit(
-    network: nn.Module,
-    data: Dataset,
-    settings: InceptionSettings,
-    observe: Observe = lambda progress: None,
-) -> list[NetworkProgress]:
-    """Adam on the cross-entropy of augmented images, where the network is; every epoch's end."""
+    network: nn.Module, data: Dataset, settings: InceptionSettings, observe: Observer = ignore
+) -> Trained[nn.Module]:
+    """Train with Adam on the cross-entropy of augmented images, on the network's device."""
     device = next(network.parameters()).device
     generator = torch.Generator(device).manual_seed(settings.seed)
     images, labels = data.images.to(device), data.labels.to(device).long()
-    optimiser = torch.optim.Adam(network.parameters(), settings.learning_rate)
-    network.train()
 
-    def take_step(batch: Int[Tensor, " batch"], number: int, steps: int) -> Tensor:
+    def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
         x = to_pixels(augment(images[batch], settings.augmentation, generator))
-        # Not on a CPU: some crash on bf16.
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with gpu_autocast(device):
             logits = network(x.contiguous(memory_format=torch.channels_last)).float()
-        loss = F.cross_entropy(logits, labels[batch])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        wrong = (logits.detach().argmax(1) != labels[batch]).float().mean()
-        return torch.stack([loss.detach(), wrong])
+        wrong = logits.detach().argmax(1) != labels[batch]
+        return F.cross_entropy(logits, labels[batch]), wrong.float().mean()
 
     return train_network(
-        take_step, len(data), settings.batch_size, settings.epochs, generator, observe
+        network,
+        loss,
+        torch.optim.Adam(network.parameters(), settings.learning_rate),
+        images=len(data),
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        generator=generator,
+        observe=observe,
     )
 
 
 @torch.no_grad()
-def error_rate(network: nn.Module, data: Dataset) -> float:
-    """Share of clean images, in evaluation mode and float32, whose likeliest class is wrong."""
+def error_rate(network: nn.Module, data: Dataset, batch_size: int = 100) -> float:
+    """Return the share of clean images that are misclassified in evaluation mode and float32."""
     device = next(network.parameters()).device
     was_training = network.training
     network.eval()
     wrong = 0
     with exact_convolutions():
         for images, labels in zip(
-            data.images.split(_BATCH), data.labels.split(_BATCH), strict=True
+            data.images.split(batch_size), data.labels.split(batch_size), strict=True
         ):
-            answers = network(to_pixels(images.to(device))).argmax(1)
-            wrong += int((answers != labels.to(device)).sum())
+            predicted = network(to_pixels(images.to(device))).argmax(1)
+            wrong += int((predicted != labels.to(device)).sum())
     network.train(was_training)
     return wrong / len(data)
 
 
-def save_inception(result: InceptionResult, path: Path) -> None:
-    """One safetensors file, written at once; filters as float16."""
-    about = {
-        "kind": KIND,
-        "class_names": result.class_names,
-        "settings": asdict(result.settings),
-        "errors": result.errors,
-        "record": result.record,
-    }
-    write_tensors(path, as_stored(result.classifier.state_dict()), about)
-
-
-def load_inception(
-    path: Path, device: torch.device, class_names: Sequence[str] | None = None
-) -> InceptionResult:
-    """The inverse of `save_inception`; it must tell these classes, where they are given."""
-    tensors, about = read_tensors(path)
-    if not isinstance(about, dict) or about.get("kind") != KIND:
-        raise InputError(f"{path} holds no Inception-V3: give a file that `ecinn inception` wrote")
-    try:
-        augmentation = Augmentation(**about["settings"]["augmentation"])
-        settings = InceptionSettings(**{**about["settings"], "augmentation": augmentation})
-        names = tuple(about["class_names"])
-        classifier = _assemble(tensors, len(names), settings.side, device)
-        errors, record = about["errors"], about["record"]
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"{path} does not fit this version's Inception-V3 ({reason}); "
-            "use the version of ecinn that wrote it, or train it again"
-        ) from error
-    if class_names is not None and tuple(class_names) != names:
-        raise InputError(
-            f"{path} tells {' from '.join(names)}, the model {' from '.join(class_names)}: "
-            "give a CNN of the model's data set"
-        )
-    return InceptionResult(classifier, names, settings, errors, record)
-
-
-def _assemble(
-    weights: Mapping[str, Tensor], classes: int, side: int, device: torch.device
-) -> InceptionClassifier:
-    """A network with the stored weights, which is also how a freshly trained one is measured."""
-    with torch.device("meta"):
-        classifier = InceptionClassifier(classes, side)
-    classifier.to_empty(device=device).load_state_dict(dict(weights))
-    return classifier.eval().requires_grad_(requires_grad=False)
-
-
-@contextlib.contextmanager
-def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Weights and dropout come from the global generators: give the caller's back as they were."""
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
-
-
 def _require_trainable(
-    train: Dataset, measured: Mapping[str, Dataset], settings: InceptionSettings
+    data: Dataset, held_out: Mapping[str, Dataset], settings: InceptionSettings
 ) -> None:
-    if train.images.shape[1] != 3:
+    if data.images.shape[1] != 3:
         raise InputError(
-            f"Inception-V3 reads images of 3 channels, not {train.images.shape[1]}: "
-            "take a data set of photographs"
+            f"Inception-V3 needs images with 3 channels, not {data.images.shape[1]}: "
+            "use a dataset of photographs"
         )
-    if settings.epochs < 1 or min(settings.batch_size, len(train)) < 2:
+    if settings.epochs < 1 or min(settings.batch_size, len(data)) < 2:
         raise InputError("give at least one epoch, two training images and a batch of two")
-    for name, data in measured.items():
-        if not len(data) or data.class_names != train.class_names:
-            raise InputError(f"{name} images are missing or of other classes: give one data set")
+    for name, images in held_out.items():
+        if not len(images) or images.class_names != data.class_names:
+            raise InputError(
+                f"{name} images are missing or have other classes: use one dataset for all"
+            )

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from ecinn.classifier.checkpoint import Checkpoint, read_tensors, write_tensors
+from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import MNIST_BETA, Recipe
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS

@@ -1,4 +1,4 @@
-"""The paper's recipe: gradient sgd with milestones, BatchNorm, no average."""
+"""The paper's recipe: SGD with milestones, batch norm and no moving average."""
 
 import copy
 import dataclasses
@@ -13,10 +13,12 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import MNIST, MNIST_PAPER, SGD, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
+from ecinn.errors import InterruptedRunError
 from ecinn.flow import bijections
 from ecinn.flow.network import Architecture, Stage, build_inn
 from ecinn.pixels import to_pixels
-from ecinn.training.loop import Progress, train
+from ecinn.progress import Progress
+from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep, batch_loss, learning_rate, prepare_for_gpu
 
@@ -123,11 +125,11 @@ def test_resumed_run_ends_at_the_same_weights(
     whole = train(recipe, data, tmp_path / "whole", device=CPU)
 
     def stop_in_second_epoch(progress: Progress) -> None:
-        if progress.epoch == 2:
+        if progress.figures["epoch"] == 2:
             raise KeyboardInterrupt
 
     stopped = tmp_path / "stopped"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRunError):
         train(recipe, data, stopped, device=CPU, observe=stop_in_second_epoch, save_every=0.0)
     state = TrainingState.start(recipe, CPU)
     state.restore(stopped / "state.safetensors", recipe)

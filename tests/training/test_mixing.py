@@ -1,4 +1,4 @@
-"""What lies between two models."""
+"""Mixing two models."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
-from ecinn.training.weight_averaging import mix
+from ecinn.training.calibration import mix
 from helpers.builders import randomise
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def data() -> Dataset:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_weights_are_averaged_and_means_measured_anew(share: float, data: Dataset) -> None:
+def test_weights_are_averaged_and_the_model_is_calibrated(share: float, data: Dataset) -> None:
     first, second = model(1), model(2)
     mixed = mix(first, second, share, data, CPU)
     ones, others = first.classifier.state_dict(), second.classifier.state_dict()
@@ -50,14 +50,14 @@ def test_weights_are_averaged_and_means_measured_anew(share: float, data: Datase
     assert mixed.training["mixed"] == {"share": share}
 
 
-def test_what_cannot_be_mixed_is_refused(data: Dataset) -> None:
+def test_models_that_cannot_be_mixed_are_refused(data: Dataset) -> None:
     with pytest.raises(InputError, match="between 0 and 1"):
         mix(model(1), model(2), 1.5, data, CPU)
     wider = dataclasses.replace(ARCHITECTURE, dense_width=32)
-    with pytest.raises(InputError, match="layers differ"):
+    with pytest.raises(InputError, match="different architectures"):
         mix(model(1), model(2, wider), 0.5, data, CPU)
     other = dataclasses.replace(
         model(2), recipe=dataclasses.replace(model(2).recipe, dataset="fakemnist")
     )
-    with pytest.raises(InputError, match="different data"):
+    with pytest.raises(InputError, match="different datasets"):
         mix(model(1), other, 0.5, data, CPU)

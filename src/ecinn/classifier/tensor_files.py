@@ -1,0 +1,142 @@
+"""Files of tensors with a JSON description: how every network of the package is stored."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from ecinn.errors import InputError
+from ecinn.files import atomic_write
+
+FORMAT = "ecinn-2"
+SUFFIX = ".safetensors"
+_FORMAT_1_NAMES = {
+    "experiment": "recipe",
+    "refinement": "finetuning",
+    "averaging": "ema_decay",
+    "teaching": "distillation_weight",
+    "descent": "sgd",
+    "means_label_smoothing": "refit_label_smoothing",
+    "upright": "aligned",
+    "digits": "mnist_framing",
+    "start": "init_from",
+    "reached_q_verified": "reached_q_corrected",
+    "passes_verified": "passes_corrected",
+}
+"""Names of the format "ecinn-1", in which the shipped files are written, and today's names."""
+
+Loaded = TypeVar("Loaded")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON description to one safetensors file, completely or not at all."""
+    metadata = {"format": FORMAT, "about": json.dumps(about)}
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    atomic_write(path, safetensors.save(contiguous, metadata))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """Read the tensors and the description that `write_tensors` wrote."""
+    try:
+        data = path.read_bytes()
+        tensors = safetensors.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata = header.get("__metadata__", {})
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
+        raise InputError(
+            f"{path} is damaged or not a safetensors file ({error}); fetch or train it again"
+        ) from error
+    if metadata.get("format") not in ("ecinn-1", FORMAT):
+        raise InputError(f"{path} was not written by ecinn (format {FORMAT} is expected)")
+    about = json.loads(metadata["about"])
+    return tensors, about if metadata["format"] == FORMAT else _renamed(about)
+
+
+def load_tensors(
+    path: Path, kind: str, build: Callable[[dict[str, Tensor], dict[str, Any]], Loaded]
+) -> Loaded:
+    """Build an object from a file of this kind; a file that does not fit is one `InputError`.
+
+    Args:
+        kind: the "kind" in the file's description; a file without one holds a model.
+        build: makes the object from the file's tensors and description.
+    """
+    tensors, about = read_tensors(path)
+    found = about.get("kind", "model") if isinstance(about, dict) else "unknown"
+    if found != kind:
+        raise InputError(f"{path} does not hold {kind!r} but {found!r}: give another file")
+    try:
+        return build(tensors, about)
+    except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{path} does not fit this version's networks ({reason}); "
+            "use the version of ecinn that wrote it, or train it again"
+        ) from error
+
+
+def find_file(
+    name_or_path: str | Path, shipped: Path, kind: str, default: str | None = None
+) -> Path:
+    """Return the path of a shipped file by its name, or of any other file.
+
+    Args:
+        shipped: folder of the shipped files.
+        default: name of the file to look for in a folder.
+    """
+    names = shipped_names(shipped)
+    if str(name_or_path) in names:
+        return shipped / f"{name_or_path}{SUFFIX}"
+    path = Path(name_or_path)
+    if default is not None and path.is_dir():
+        path = path / default
+    if not path.is_file():
+        folder = "" if default is None else f", a folder with a {default}"
+        raise InputError(
+            f"no {kind} {str(name_or_path)!r}: give a path to a {SUFFIX} file{folder}, "
+            f"or one of: {', '.join(names)}"
+        )
+    return path
+
+
+def shipped_names(folder: Path) -> list[str]:
+    """Return the names of the files that ship in a folder."""
+    return sorted(path.stem for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _renamed(value: Any) -> Any:  # noqa: ANN401
+    """Replace the names of format 1 by today's."""
+    if isinstance(value, dict):
+        return {_FORMAT_1_NAMES.get(name, name): _renamed(item) for name, item in value.items()}
+    return [_renamed(item) for item in value] if isinstance(value, list) else value
+
+
+def rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401
+    """Turn JSON back into a nested frozen dataclass, checking every type."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        hints = typing.get_type_hints(annotation)
+        return annotation(**{name: rebuild(hints[name], item) for name, item in value.items()})
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple:
+        return tuple(rebuild(arguments[0], item) for item in value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {arguments}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        kind = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else rebuild(kind, value)
+    if annotation is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, annotation):
+        raise TypeError(f"{value!r} is not {annotation}")
+    return value
