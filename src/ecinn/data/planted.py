@@ -90,18 +90,13 @@ class Cue:
             )
 
 
-def plant(
-    dataset: Dataset, cue: Cue, generator: torch.Generator, class_names: tuple[str, ...]
-) -> Dataset:
+def plant(dataset: Dataset, cue: Cue, generator: torch.Generator) -> Dataset:
     """Give the images new, uniformly random labels that only the cue reveals."""
-    if len(class_names) != cue.classes:
-        raise InputError(
-            f"{len(class_names)} class names for a cue of {cue.classes} classes: give one for each"
-        )
     labels = torch.randint(
         cue.classes, (len(dataset),), generator=generator, device=generator.device
     ).to(dataset.images.device)
-    return Dataset(cue.paint(dataset.images, labels), labels, class_names)
+    names = tuple(str(label) for label in range(cue.classes))
+    return Dataset(cue.paint(dataset.images, labels), labels, names)
 
 
 FAKE_MNIST_CUE = Cue(marks=tuple(((row, 0),) for row in range(10)), height=28, width=28)
@@ -111,12 +106,9 @@ The authors leave the other nine pixels as they are in MNIST, where they are bla
 of the 10,000 test images. Here they are black in all, so that the region holds nothing else.
 """
 
-FAKE_MNIST_SEEDS: dict[Split, int] = {"train": 60_000, "test": 10_000}
-"""Seed of the labels, equal to the split's number of images, so that everybody has the same."""
-
 
 def load_fake_mnist(split: Split) -> Dataset:
-    """Load FakeMNIST, always the same 60,000 training or 10,000 test images in MNIST's order."""
+    """Load FakeMNIST: MNIST in its order, with labels that are the same for everybody."""
     mnist = load_mnist(split)
-    generator = torch.Generator().manual_seed(FAKE_MNIST_SEEDS[split])
-    return plant(mnist, FAKE_MNIST_CUE, generator, mnist.class_names)
+    seed = len(mnist)  # 60,000 training or 10,000 test images
+    return plant(mnist, FAKE_MNIST_CUE, torch.Generator().manual_seed(seed))
