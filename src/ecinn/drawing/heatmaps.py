@@ -16,6 +16,7 @@ from ecinn.drawing.pictures import (
     MUTED,
     PAPER,
     PERCENTILE,
+    TILE,
     Array,
     font,
     heatmap_array,
@@ -61,9 +62,7 @@ def overlay_array(
     return mixed
 
 
-def colour_bar(
-    signs: Signs, width: int = 144, height: int = 14, words: int | None = None
-) -> Image.Image:
+def colour_bar(signs: Signs, width: int = 144, height: int = 14, words: int = 0) -> Image.Image:
     """Draw the scale from blue over white to red, with a word at each end.
 
     Args:
@@ -71,7 +70,7 @@ def colour_bar(
     """
     letters, gap = font(height), height // 2
     low, high = (int(letters.getlength(word)) + 1 for word in signs)
-    left = max(low, words or 0) + gap
+    left = max(low, words) + gap
     canvas = Image.new("RGB", (left + width + gap + high, int(1.7 * height)), PAPER)
     middle = canvas.height // 2
     top = middle - height // 2
@@ -91,90 +90,59 @@ def heatmap_sheet(
     classes: Sequence[tuple[str, str]],
     *,
     title: str = "",
-    percentile: float = PERCENTILE,
-    overlay: bool = False,
-    tile: int = 112,
+    tile: int = TILE,
 ) -> Image.Image:
     """Draw a row per image: image, counterfactual, and every method's map on its own scale.
 
     Args:
         classes: names of p and q of every image.
-        overlay: draw the maps over the images.
         tile: side of a drawn image, in pixels.
     """
-    _check(images, counterfactuals, columns, classes)
-
-    def drawn(row: int, column: HeatmapColumn) -> Array:
-        limit = robust_limit(column.maps[row], percentile)
-        if overlay:
-            return overlay_array(images[row], column.maps[row], limit)
-        return heatmap_array(column.maps[row], limit)
-
-    def panels(row: int) -> tuple[Panel, ...]:
-        p, q = classes[row]
-        maps = []
+    per_image = [counterfactuals, classes, *(column.maps for column in columns)]
+    per_image += [each for c in columns for each in (c.remarks, c.warnings) if each]
+    if any(len(given) != len(images) for given in per_image):
+        raise InputError(
+            "a sheet needs a counterfactual, classes, maps and remarks of every image"
+        )
+    rows = []
+    for row, (p, q) in enumerate(classes):
+        panels = [Panel(image_array(images[row]), p), Panel(image_array(counterfactuals[row]), q)]
         for column in columns:
+            heatmap = column.maps[row]
             remark = column.remarks[row] if column.remarks else ""
             warning = bool(column.warnings and column.warnings[row])
-            maps.append(Panel(drawn(row, column), remark, warning))
-        images_of_row = (image_array(images[row]), image_array(counterfactuals[row]))
-        return (Panel(images_of_row[0], p), Panel(images_of_row[1], q), *maps)
-
-    grid = Grid(
-        tuple(panels(row) for row in range(len(images))),
-        title,
-        headings=("image", "counterfactual", *(column.name for column in columns)),
-    )
-    return _with_legend(draw(grid, tile), columns, percentile)
+            panels.append(Panel(heatmap_array(heatmap, robust_limit(heatmap)), remark, warning))
+        rows.append(tuple(panels))
+    headings = ("image", "counterfactual", *(column.name for column in columns))
+    return _with_legend(draw(Grid(tuple(rows), title, headings=headings), tile), columns)
 
 
-def _with_legend(
-    body: Image.Image,
-    columns: Sequence[HeatmapColumn],
-    percentile: float,
-    margin: int = 18,
-    line: int = 18,
-) -> Image.Image:
+def _with_legend(body: Image.Image, columns: Sequence[HeatmapColumn]) -> Image.Image:
     """Add a colour bar for each group of columns whose colours mean the same."""
+    margin, line, letters = 18, 18, 12
     named: dict[Signs, list[str]] = {}
     for column in columns:
         named.setdefault(column.signs, []).append(column.name)
-    small = font(int(0.72 * line))
+    small = font(letters)
     words = int(max([small.getlength(low) for low, _ in named], default=0)) + 1
     bars = [
-        (f"{', '.join(names)}:", colour_bar(signs, 8 * line, int(0.72 * line), words))
+        (f"{', '.join(names)}:", colour_bar(signs, 8 * line, letters, words))
         for signs, names in named.items()
     ]
     note = (
-        f"Each map has its own scale: full colour at its {percentile:g}th percentile and beyond; "
+        f"Each map has its own scale: full colour at its {PERCENTILE:g}th percentile and beyond; "
         "zero has none."
     )
     indent = int(max([small.getlength(names) for names, _ in bars], default=0)) + line
     widths = [indent + bar.width for _, bar in bars] + [int(small.getlength(note))]
-    height = body.height + int(1.6 * line) * (len(bars) + 1) + margin
+    pitch = int(1.6 * line)
+    height = body.height + pitch * (len(bars) + 1) + margin
     whole = Image.new("RGB", (max(body.width, 2 * margin + max(widths)), height), PAPER)
     whole.paste(body, (0, 0))
     pen = ImageDraw.Draw(whole)
-    top = body.height
-    for names, bar in bars:
+    for number, (names, bar) in enumerate(bars):
+        top = body.height + number * pitch
         pen.text((margin, top + bar.height // 2), names, MUTED, small, anchor="lm")
         whole.paste(bar, (margin + indent, top))
-        top += int(1.6 * line)
-    pen.text((margin, top), note, MUTED, small)
+    pen.text((margin, body.height + len(bars) * pitch), note, MUTED, small)
     return whole
-
-
-def _check(
-    images: Tensor,
-    counterfactuals: Tensor,
-    columns: Sequence[HeatmapColumn],
-    classes: Sequence[tuple[str, str]],
-) -> None:
-    rows = len(images)
-    if counterfactuals.shape != images.shape or len(classes) != rows:
-        raise InputError(f"{rows} images need as many counterfactuals of their shape, and classes")
-    for column in columns:
-        if len(column.maps) != rows or column.maps.shape[-2:] != images.shape[-2:]:
-            raise InputError(f"{column.name}: one map of every image, of its height and width")
-        if len(column.remarks) not in (0, rows) or len(column.warnings) not in (0, rows):
-            raise InputError(f"{column.name}: a remark for every image, or none")

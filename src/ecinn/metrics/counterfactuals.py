@@ -120,9 +120,9 @@ def label_variation_score(
 
     Near 0 for labels that the counterfactual leaves unchanged.
     """
-    before, after = before.double(), after.double()
-    middle, *ends = (torch.special.entr(p).sum(1) for p in ((before + after) / 2, before, after))
-    return (middle - sum(ends) / 2).clamp(0, math.log(2))
+    pair = torch.stack([before, after]).double()
+    middle, ends = (torch.special.entr(p).sum(-1) for p in (pair.mean(0), pair))
+    return (middle - ends.mean(0)).clamp(0, math.log(2))
 
 
 def transition_curves(
