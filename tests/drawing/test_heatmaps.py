@@ -6,14 +6,8 @@ import torch
 from PIL import ImageDraw
 from torch import Tensor
 
-from ecinn.drawing.heatmaps import (
-    HeatmapColumn,
-    colour_bar,
-    heatmap_sheet,
-    overlay_array,
-    robust_limit,
-)
-from ecinn.drawing.pictures import ADDED, REMOVED, heatmap_array, image_array
+from ecinn.drawing.heatmaps import HeatmapColumn, colour_bar, heatmap_sheet, overlay_array
+from ecinn.drawing.pictures import ADDED, REMOVED, heatmap_array, image_array, robust_limit
 from ecinn.errors import InputError
 
 SIGNS = ("darker", "lighter")

@@ -10,14 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn import equations
-from ecinn.attribution.gradients import (
-    Comparison,
-    class_scores,
-    deep_lift,
-    gradient_shap,
-    integrated_gradients,
-    require_classes,
-)
+from ecinn.attribution import gradients
 from ecinn.attribution.scores import ExplainedINN, PairScore
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.errors import InputError
@@ -132,7 +125,7 @@ def attribute(
         explained, x, compared = _require_network(model), images, baselines
         _require_pixels(x)
         if p is None:
-            p = class_scores(explained, x, BATCH_SIZE).argmax(1)
+            p = gradients.class_scores(explained, x, BATCH_SIZE).argmax(1)
     else:
         raise InputError("only models of ecinn.load take other images than a tensor of pixels")
     if isinstance(target, str):
@@ -201,16 +194,17 @@ def heatmaps(
         if method == "gradient_shap":
             shape, device = (len(x), settings.samples), generator.device
             index = torch.randint(len(chosen), shape, generator=generator, device=device).to(p)
-        comparison = Comparison(score, x, p, q, chosen, index, batch_size)
+        comparison = gradients.Comparison(score, x, p, q, chosen, index, batch_size)
         change = comparison.output_change()  # first, because it checks the network
         if method == "integrated_gradients":
-            maps, passes = integrated_gradients(comparison, settings.steps), 2 * settings.steps
+            maps = gradients.integrated_gradients(comparison, settings.steps)
+            passes = 2 * settings.steps
         elif method == "gradient_shap":
-            maps = gradient_shap(comparison, settings.noise, generator)
+            maps = gradients.gradient_shap(comparison, settings.noise, generator)
             passes = 2 * settings.samples
         else:
             # Forward and backward, both of x and of its baseline.
-            maps, passes = deep_lift(comparison), 4 * index.shape[1]
+            maps, passes = gradients.deep_lift(comparison), 4 * index.shape[1]
     return Heatmaps(method, maps.detach(), change, passes)
 
 
@@ -223,7 +217,7 @@ def ecinn_heatmaps(
 ) -> Heatmaps:
     """Eq. 4 at α₁: h(x, q) = f⁻¹(f(x) + α₁Δ) − x, one encode and one decode."""
     _require_pairs(x, p, q)
-    require_classes(len(classifier.mu), p, q)
+    gradients.require_classes(len(classifier.mu), p, q)
     with exact_convolutions(), torch.no_grad():
         z, _ = classifier.encode_with_log_det(x)
         x_hat = classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
