@@ -226,7 +226,7 @@ def test_a_file_is_refused_by_its_header_before_the_rest_is_read(tmp_path: Path)
 
 
 def test_files_are_closed_unless_the_caller_opened_them(tmp_path: Path) -> None:
-    """Of an animation, Pillow keeps the file open; pytest makes the warning of a leak an error."""
+    """Pillow keeps files of several frames open; pytest makes the warning of a leak an error."""
     frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
     for kind in ("gif", "tiff"):
         path = tmp_path / f"film.{kind}"

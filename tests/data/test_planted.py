@@ -102,7 +102,7 @@ def test_impossible_cues_are_refused(change: dict[str, object], says: str) -> No
         Cue(**fields)
 
 
-def test_what_does_not_fit_the_cue_is_refused(source: Dataset) -> None:
+def test_images_and_labels_that_do_not_fit_the_cue_are_refused(source: Dataset) -> None:
     cue = CUES["dots"]
     with pytest.raises(InputError, match="not 8×10"):
         cue.read(source.images[..., :10])

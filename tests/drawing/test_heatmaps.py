@@ -120,7 +120,7 @@ def test_colour_images_and_no_columns(generator) -> None:
     assert sheet(images, []).ndim == 3
 
 
-def test_what_does_not_fit_is_refused_in_words(images, maps) -> None:
+def test_lists_of_different_lengths_are_refused(images, maps) -> None:
     for wrong in (column(maps[:1]), column(maps, remarks=("one",))):
         with pytest.raises(InputError, match="of every image"):
             sheet(images, [wrong])
@@ -131,17 +131,17 @@ def test_what_does_not_fit_is_refused_in_words(images, maps) -> None:
 
 
 def place_of(tile: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
-    """Where a picture, but for its frame, stands in a sheet: its row and column of pixels."""
+    """Return the row and column of pixels at which a picture without its frame is in a sheet."""
     inner = tile[1:-1, 1:-1]
     height, width = inner.shape[:2]
     (rows, columns) = (whole[: -height + 1, : -width + 1] == inner[0, 0]).all(2).nonzero()
-    found = [
+    matches = [
         (int(row), int(column))
         for row, column in zip(rows, columns, strict=True)
         if np.array_equal(whole[row : row + height, column : column + width], inner)
     ]
-    assert len(found) == 1
-    return found[0]
+    assert len(matches) == 1
+    return matches[0]
 
 
 def test_every_picture_is_in_its_place_and_scaled_by_the_percentile(
@@ -153,12 +153,12 @@ def test_every_picture_is_in_its_place_and_scaled_by_the_percentile(
     whole, places = np.asarray(heatmap_sheet(images, others, columns, classes, tile=36)), []
     for row in range(2):
         pictures = [image_array(images[row]), image_array(others[row])]
-        for each in columns:
-            one = each.maps[row]
-            limit = float(np.percentile(one.double().abs().numpy(), 99.5))
-            pictures.append(heatmap_array(one, limit))
-        enlarged = [each.repeat(3, 0).repeat(3, 1) for each in pictures]
-        places.append([place_of(each, whole) for each in enlarged])
+        for method in columns:
+            heatmap = method.maps[row]
+            limit = float(np.percentile(heatmap.double().abs().numpy(), 99.5))
+            pictures.append(heatmap_array(heatmap, limit))
+        enlarged = [picture.repeat(3, 0).repeat(3, 1) for picture in pictures]
+        places.append([place_of(picture, whole) for picture in enlarged])
     for row in places:
         assert len({top for top, _ in row}) == 1
         assert [left for _, left in row] == sorted(left for _, left in places[0])
@@ -177,7 +177,7 @@ def test_an_overlay_has_full_colour_from_the_limit_on(images, maps) -> None:
     assert np.array_equal(faint, overlay_array(image, 3 * heatmap, 150 * largest))
 
 
-def test_words_stand_by_what_they_are_said_of(images, maps, monkeypatch) -> None:
+def test_words_stand_next_to_their_images(images, maps, monkeypatch) -> None:
     written: dict[str, tuple[float, float]] = {}
     bare = ImageDraw.ImageDraw.text
 

@@ -27,6 +27,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 CHUNK_SIZE = 64
 """Images that a thread decodes before it reports progress."""
 _FORMAT = "ecinn-images-1"
+_DECODING_ERRORS = (
+    OSError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,15 @@ def _decode_all(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) 
         def decode_chunk(start: int) -> int:
             stop = min(start + CHUNK_SIZE, total)
             for row in range(start, stop):
-                array[row] = _decode(files.path, files.names[row], read, size)
+                try:
+                    with Image.open(io.BytesIO(read(files.names[row]))) as picture:
+                        array[row] = fit(picture, size)
+                except _DECODING_ERRORS as error:
+                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    raise InputError(
+                        f"{files.path / files.names[row]} cannot be decoded ({reason}): "
+                        "fetch it again, or remove it"
+                    ) from error
             return stop
 
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
@@ -162,22 +174,6 @@ def _decode_all(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) 
                 report(done)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _decode(
-    path: Path, name: str, read: Callable[[str], bytes], size: tuple[int, int]
-) -> NDArray[np.uint8]:
-    try:
-        with Image.open(io.BytesIO(read(name))) as picture:
-            return fit(picture, size)
-    except (
-        OSError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-        Image.DecompressionBombError,
-    ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path / name} cannot be decoded ({reason}): fetch it again, or remove it"
-        ) from error
 
 
 @contextmanager

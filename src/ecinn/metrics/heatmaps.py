@@ -55,15 +55,16 @@ def replacement_curve(
     """
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
-    known = (_checked(score, x), _checked(score, replacement)) if ends is None else ends
+    known = ends or (score(x), score(replacement))
     rank = _replacement_order(importance, generator).unsqueeze(1)
     pixels = importance.shape[1] * importance.shape[2]
     start, end = (replacement, x) if insertion else (x, replacement)
     first, last = reversed(known) if insertion else known
     between = [
-        _checked(score, torch.where(rank < step * pixels // steps, end, start))
-        for step in range(1, steps)
+        score(torch.where(rank < step * pixels // steps, end, start)) for step in range(1, steps)
     ]
+    if any(point.shape != x.shape[:1] for point in (first, *between, last)):
+        raise InputError(f"score must return one number for each of {len(x)} images")
     return torch.stack([first, *between, last], 1)
 
 
@@ -188,16 +189,6 @@ def regions_by_change(
         raise InputError(f"a map of {height} × {width} has no grid of {rows} × {columns} cells")
     cells = [strip.tensor_split(columns, dim=1) for strip in mean_map.tensor_split(rows)]
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])
-
-
-def _checked(score: Callable[[Tensor], Tensor], images: Images) -> PerImage:
-    answer = score(images)
-    if answer.shape != images.shape[:1]:
-        raise InputError(
-            f"score must return one number for each of {len(images)} images, "
-            f"not shape {tuple(answer.shape)}"
-        )
-    return answer
 
 
 def _replacement_order(
