@@ -122,7 +122,8 @@ def label_variation_score(
     """
     pair = torch.stack([before, after]).double()
     middle, ends = (torch.special.entr(p).sum(-1) for p in (pair.mean(0), pair))
-    return (middle - ends.mean(0)).clamp(0, math.log(2))
+    divergence: PerImage = middle - ends.mean(0)
+    return divergence.clamp(0, math.log(2))
 
 
 def transition_curves(
