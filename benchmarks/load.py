@@ -1,4 +1,4 @@
-"""Many clients at once against `ecinn serve` on loopback: statuses, latencies, memory, speed.
+"""Load test of `ecinn serve` on loopback: statuses, latencies, memory and speed.
 
 Writes docs/results/service.json. The offline rate is that of the library on the same images in
 batches, on as many threads as the service has, measured before and after in the same run.
@@ -28,13 +28,13 @@ from ecinn.pixels import to_pixels
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "service.json"
 BATCH = 32
-"""Of the offline rate; a core is fastest with about so many digits."""
+"""Batch size of the offline rate; a core is fastest with about as many digits."""
 PREDICTIONS = 3
-"""For every explanation."""
+"""Predictions per explanation."""
 
 
 def main() -> None:
-    """Measure, print, write; exit 1 where something else than 200 or 429 was answered."""
+    """Measure, print and write; exit 1 if an answer was neither 200 nor 429."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -48,7 +48,7 @@ def main() -> None:
     own = time.process_time() - own
     offline.append(offline_rates(2.0))
     rates = {kind: statistics.mean(rate[kind] for rate in offline) for kind in offline[0]}
-    # The time the library would have taken for what the service answered.
+    # Time that the library would have taken for the same answers.
     answered = with_server["answered"]
     library_seconds = sum(answered.get(kind, 0) / rates[kind] for kind in rates)
     result = {
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """What the service did not hold."""
+    """List what failed."""
     wrong = [
         f"{count} requests ended with {status}"
         for status, count in result["statuses"].items()
@@ -81,10 +81,10 @@ def failures(result: dict[str, Any]) -> list[str]:
 
 
 def offline_rates(seconds: float) -> dict[str, float]:
-    """Pictures per second of the library, one batch per core at a time."""
+    """Images per second of the library, one batch per core at a time."""
     torch.set_num_threads(1)
-    model = ecinn.load("mnist")
-    images = to_pixels(model.checkpoint.recipe.load("test").images[:BATCH])
+    model = ecinn.load("mnist", "cpu")
+    images = to_pixels(model.recipe.load("test").images[:BATCH])
     second = model.predict(images).topk(2).indices[:, 1:]
     calls = {
         "predict": lambda: model.predict(images),
@@ -110,7 +110,7 @@ def offline_rates(seconds: float) -> dict[str, float]:
 
 
 def run_load(clients: int, seconds: float) -> dict[str, Any]:
-    """A server of its own, and that many clients who ask again as soon as they are answered."""
+    """Start a server, and clients that ask again as soon as they are answered."""
     command = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist", "--port", "0"]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -137,15 +137,15 @@ def run_load(clients: int, seconds: float) -> dict[str, Any]:
 
 
 def resident(process: int) -> float:
-    """MiB of memory that a process holds."""
+    """Return the resident memory of a process in MiB."""
     text = Path(f"/proc/{process}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", text)
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 async def warm_up(port: int) -> None:
-    """Until it answers."""
+    """Wait until the server answers."""
     for _ in range(200):
         try:
             if (await ask(port, *request("explain", 0), None))[0] == 200:
@@ -155,7 +155,7 @@ async def warm_up(port: int) -> None:
 
 
 async def drive(port: int, clients: int, seconds: float) -> dict[str, Any]:
-    """Every client asks, waits for the answer, and asks again; refused ones come back later."""
+    """Let every client ask, wait for the answer, and ask again; refused ones wait first."""
     statuses: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     latencies: dict[str, list[float]] = {"predict": [], "explain": []}
@@ -197,7 +197,7 @@ async def drive(port: int, clients: int, seconds: float) -> dict[str, Any]:
 
 
 def percentiles(seconds: list[float]) -> dict[str, int]:
-    """p50, p90 and p99 in milliseconds."""
+    """Return p50, p90 and p99 in milliseconds."""
     if len(seconds) < 2:
         return {}
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
@@ -205,7 +205,7 @@ def percentiles(seconds: list[float]) -> dict[str, int]:
 
 
 def request(kind: str, turn: int) -> tuple[str, bytes]:
-    """The address and the body about one of the test images."""
+    """Return address and body of a request about a test image."""
     body: dict[str, Any] = {"model": "mnist", "images": [{"sample": turn * 37 % 10_000}]}
     return f"/api/v1/{kind}", json.dumps(body).encode()
 
@@ -216,9 +216,9 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def ask(
     port: int, path: str, body: bytes, connection: Connection | None
 ) -> tuple[int, float, Connection | None]:
-    """Status and seconds to wait, over a connection that is kept while it lasts.
+    """Send a request; return its status, the seconds to wait, and the connection to reuse.
 
-    Written out, because two cores are shared: a client of a library costs more than the service.
+    Written without a client library, which would take more of the shared cores than the service.
     """
     reader, writer = connection or await asyncio.open_connection("127.0.0.1", port)
     writer.write(

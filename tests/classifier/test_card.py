@@ -1,4 +1,4 @@
-"""Model cards: what they count, what they know of the data, and what they admit not to know."""
+"""Model cards: counts, texts about the data, and what is said when nothing is known."""
 
 import dataclasses
 import json
@@ -8,8 +8,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from ecinn.classifier.card import MEASURES, ModelCard, Section, card
-from ecinn.classifier.card_data import CORRELATED, DATA
+from ecinn.classifier.card import TEXTS, ModelCard, card
 from ecinn.classifier.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -21,6 +20,7 @@ from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import CELEBA, MNIST, RECIPES, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
+from ecinn.drawing.table import Table
 from ecinn.flow.network import Architecture
 from helpers.builders import randomise
 from helpers.command_line import fails, run
@@ -47,70 +47,76 @@ def make(small_architecture: Architecture):
     return make
 
 
-def value(section: Section, name: str) -> str:
-    return next(row[1] for row in section.table if row[0] == name)
+def value(table: Table, name: str) -> str:
+    return next(row[1] for row in table.rows if row[0] == name)
 
 
-def test_shares_become_numbers_of_test_images(make) -> None:
+def test_proportions_are_reported_as_numbers_of_test_images(make) -> None:
     metrics = {
         "n": 989, "error": 86 / 989, "reached_q": 985 / 989, "reached_q_corrected": 1.0,
         "tipping_third_class": 3 / 989, "typical": 980 / 989, "round_trip_error": 1e-5,
     }  # fmt: skip
     about = card(make(metrics=metrics), 2**20)
-    says = "\n".join(about.failures.sentences)
+    text = "\n".join(about.failures.sentences)
     low, high = binomtest(86, 989).proportion_ci(0.95, method="wilson")
-    assert "misreads 86 of 989 test images" in says
-    assert f"{100 * low:.2f} % to {100 * high:.2f} %" in says
-    assert "±1.8 points" in says
-    assert "4 of 989 counterfactuals at α₁ are not read" in says
-    assert "3 of 989 tipping points" in says
-    assert "9 of 989 test images count as unlike" in says
-    assert "verified" not in says
-    assert "inexact" not in says
-    assert "989 to test" in "\n".join(about.data.sentences)
+    assert "misclassifies 86 of 989 test images" in text
+    assert f"{100 * low:.2f} % to {100 * high:.2f} %" in text
+    assert "±1.8 points" in text
+    assert "4 of 989 counterfactuals at α₁ are not classified" in text
+    assert "3 of 989 tipping points" in text
+    assert "9 of 989 test images are flagged" in text
+    assert "corrected" not in text
+    assert "inexact" not in text
+    assert "989 for testing" in "\n".join(about.data.sentences)
     assert value(about.metrics, "test error") == "8.70 %"
     assert value(about.metrics, "round trip") == "1.0e-05"
     assert about.measured == metrics
 
 
-def test_an_inverse_that_moves_8_bit_values_is_a_failure(make) -> None:
+def test_an_inverse_that_changes_8_bit_values_is_a_failure(make) -> None:
     metrics = {"n": 10, "error": 0.0, "round_trip_error": 1 / 256}
     assert any("inexact" in s for s in card(make(metrics=metrics), 1).failures.sentences)
 
 
-def test_what_was_not_measured_is_said(make) -> None:
+def test_missing_measurements_are_reported(make) -> None:
     about = card(make(), 1)
-    assert {row[1] for row in about.metrics.table[1:]} == {"not measured"}
-    assert len(about.metrics.table) == 1 + len(MEASURES)
-    assert "not known: it was not measured" in about.failures.sentences[0]
+    assert {row[1] for row in about.metrics.rows} == {"not measured"}
+    assert len(about.metrics.rows) == len(TEXTS["measures"])
+    assert "unknown: it was not measured" in about.failures.sentences[0]
     assert about.training.sentences == ("Not recorded.",)
-    assert not any("to test" in sentence for sentence in about.data.sentences)
+    assert not any("for testing" in sentence for sentence in about.data.sentences)
 
 
-def test_unknown_data_and_experiment_are_admitted(make) -> None:
+def test_an_unknown_dataset_and_recipe_are_reported(make) -> None:
     odd = dataclasses.replace(MNIST, name="mine", dataset="cats")
     text = card(make(odd), 1).markdown()
-    assert "Licence: unknown: ask who made the model." in text
+    assert "Licence: unknown; ask the author of the model." in text
     assert "cannot train it again" in text
     assert "ecinn train" not in text
-    assert "claim about causes" in text
+    assert "Claims about causes" in text
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda e: e.name)
-def test_every_experiment_has_known_data_and_limits(make, recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_every_recipe_has_known_data_and_limits(make, recipe: Recipe) -> None:
     about = card(make(recipe), 1)
     kind = recipe.dataset.partition("/")[0]
-    assert DATA[kind].licence in about.markdown()
-    assert set(DATA[kind].unfit) <= set(about.unfit.sentences)
+    texts = TEXTS["datasets"][kind]
+    assert texts["licence"] in about.markdown()
+    assert set(texts["unfit"]) <= set(about.unfit.sentences)
     faces = kind == "celeba"
     assert any("non-commercial research only" in s for s in about.data.sentences) == faces
     assert any("decision about a person" in s for s in about.unfit.sentences) == faces
     assert any("--celeba FOLDER" in line for line in about.usage.code) == faces
 
 
-def test_attributes_that_go_together_are_named() -> None:
-    assert set(CORRELATED) <= set(ATTRIBUTES)
-    assert {e.dataset.partition("/")[2] for e in CELEBA} == set(CORRELATED)
+def test_correlated_attributes_are_named() -> None:
+    assert set(TEXTS["correlated"]) <= set(ATTRIBUTES)
+    assert {e.dataset.partition("/")[2] for e in CELEBA} == set(TEXTS["correlated"])
+
+
+def test_cards_cite_no_files_outside_the_package(make) -> None:
+    for recipe in RECIPES.values():
+        assert "docs/" not in card(make(recipe), 1).markdown()
 
 
 def test_settings_are_the_checkpoints(make) -> None:
@@ -120,14 +126,14 @@ def test_settings_are_the_checkpoints(make) -> None:
         augmentation=Augmentation(shift=2.0, scale=0.07, flip=True, share=0.25),
     )
     checkpoint = make(recipe)
-    rows = dict(card(checkpoint, 3 * 2**19).settings.table)
+    rows = dict(card(checkpoint, 3 * 2**19).settings.rows)
     shapes = [tuple(p.shape) for p in checkpoint.classifier.parameters()]
     assert rows["parameters"] == f"{sum(math.prod(shape) for shape in shapes):,}"
     assert rows["file"].startswith("1.5 MiB, 8 bits")
     at = "2 couplings of width 4 at"
     assert rows["network"] == f"{at} 4×4; {at} 2×2; 1 fully connected of width 8"
     assert rows["epochs"] == "10, then 4"
-    assert rows["teacher"].startswith("its answer is 80 % of")
+    assert rows["distillation"].startswith("targets are 80 % the teacher")
     assert rows["augmentation"] == (
         "25 % of the images shifted by up to 2 pixels, scaled by up to 7 %; half of them mirrored"
     )
@@ -140,28 +146,37 @@ def test_settings_are_the_checkpoints(make) -> None:
         refit_label_smoothing=0.07,
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
-    rows = dict(card(make(other), 1).settings.table)
+    rows = dict(card(make(other), 1).settings.rows)
     assert (rows["epochs"], rows["learning rate"]) == ("10, then 3", "0.0021, then 0.0004")
-    assert rows["second stage"] == "proximity 1.1, faithfulness 2.2, realism 3.3"
-    assert rows["label smoothing"].startswith("0.02; 0.07 while class means")
-    assert rows["augmentation"] == "100 % of the images turned by up to 12°, sheared by up to 15 %"
+    assert rows["fine-tuning"] == "proximity 1.1, faithfulness 2.2, realism 3.3"
+    assert rows["label smoothing"].startswith("0.02; 0.07 while the class means")
+    assert (
+        rows["augmentation"] == "100 % of the images rotated by up to 12°, sheared by up to 15 %"
+    )
     one_stage = dataclasses.replace(recipe, finetuning=None, augmentation=Augmentation())
-    rows = dict(card(make(one_stage), 1).settings.table)
+    rows = dict(card(make(one_stage), 1).settings.rows)
     assert (rows["epochs"], rows["augmentation"]) == ("10", "none")
 
 
-def test_both_stages_and_their_start_are_told(make) -> None:
+def test_both_stages_and_their_initialisation_are_reported(make) -> None:
     first = {**STAGE, "init_from": "celeba-attributes", "training_images": 24_996}
     record = {"first_stage": first, **STAGE, "seconds": 64.3}
-    taught = card(make(CELEBA[0], training=record), 1).usage.code
-    assert "ecinn teacher --out TEACHER --celeba FOLDER" in taught
-    assert taught[-1].endswith("--out DIR --init-from START --teacher TEACHER --celeba FOLDER")
+    distilled = card(make(CELEBA[0], training=record), 1).usage.code
+    assert "ecinn teacher --out TEACHER --celeba FOLDER" in distilled
+    assert distilled[-1].endswith("--out DIR --init-from START --teacher TEACHER --celeba FOLDER")
+    record["first_stage"] = first | {"init_from": "celeba-taught"}
+    assert card(make(CELEBA[0], training=record), 1).usage.code[3:5] == (
+        "ecinn train celeba-attributes --out FIRST --celeba FOLDER",
+        "ecinn train celeba-taught --out START --init-from FIRST --teacher TEACHER "
+        "--celeba FOLDER",
+    )
+    record["first_stage"] = first
     about = card(make(dataclasses.replace(CELEBA[0], distillation_weight=0.0), training=record), 1)
     begun, one, two = about.training.sentences
-    assert begun == "Begun with the layers of celeba-attributes."
+    assert begun == "Initialised from the layers of celeba-attributes."
     assert one == "First stage: on a GPU, 82 s, 6,028 images/s, torch 2.9."
-    assert two.startswith("Second stage, which looks at counterfactuals: on a GPU, 64 s")
-    assert "24,996 to train" in "\n".join(about.data.sentences)
+    assert two.startswith("Fine-tuning on counterfactuals: on a GPU, 64 s")
+    assert "24,996 for training" in "\n".join(about.data.sentences)
     train = [line for line in about.usage.code if "ecinn train" in line]
     assert train == [
         "ecinn train celeba-attributes --out START --celeba FOLDER",
@@ -177,20 +192,20 @@ def test_both_stages_and_their_start_are_told(make) -> None:
     )
 
 
-def test_a_mixture_is_told_with_its_parts(make) -> None:
+def test_a_mixture_is_described_by_its_parts(make) -> None:
     second = {**STAGE, "first_stage": "the first model of this mixture"}
     record = {"mixed": {"share": 0.4}, "first": STAGE, "second": second}
     about = card(make(training=record), 1)
-    told = about.training.sentences
-    assert told[1].startswith("60 % first model: One stage")
-    assert told[2].startswith("40 % second model: Second stage")
+    sentences = about.training.sentences
+    assert sentences[1].startswith("60 % first model: One stage")
+    assert sentences[2].startswith("40 % second model: Fine-tuning")
     assert "ecinn mix DIR OTHER --share 0.4 --out FILE" in about.usage.code
 
 
 def test_settings_that_this_version_would_not_use_are_named(make) -> None:
     def differ(recipe: Recipe) -> str:
         sentences = card(make(recipe), 1).usage.sentences
-        return next(s for s in sentences if "differ" in s).partition("differ: ")[2]
+        return next(s for s in sentences if "another" in s).partition("another ")[2]
 
     assert differ(MNIST) == "architecture."
     changed = dataclasses.replace(MNIST, beta=0.3, seed=9)
@@ -204,15 +219,11 @@ def test_markdown_keeps_every_cell_and_sentence(make) -> None:
         line[3:] for line in text.splitlines() if line.startswith("## ")
     ]
     for section in about.sections:
-        for words in (*section.sentences, *section.code):
-            assert words in text
-        for row in section.table:
-            assert f"| {' | '.join(row)} |" in text
+        if isinstance(section, Table):
+            assert all(f"| {' | '.join(row)} |" in text for row in (section.head, *section.rows))
+        else:
+            assert all(line in text for line in (*section.sentences, *section.code))
     assert "ecinn evaluate 'a folder/model.safetensors'" in text
-    assert (
-        Section("t", table=(("a|b", "c\nd"),)).markdown()
-        == "## t\n\n| a\\|b | c d |\n| --- | --- |"
-    )
 
 
 @pytest.mark.parametrize("name", shipped_models())
@@ -221,7 +232,7 @@ def test_models_shows_the_card_of_what_ships(name: str) -> None:
     assert code == 0
     checkpoint = load_checkpoint(name)
     assert text.startswith(f"# {checkpoint.recipe.name}\n")
-    assert f"{checkpoint.metrics['n']:,} to test" in text
+    assert f"{checkpoint.metrics['n']:,} for testing" in text
     code, stdout, _ = run("models", name, "--json")
     record = json.loads(stdout)
     assert record["measured"] == checkpoint.metrics
@@ -232,14 +243,14 @@ def test_models_shows_the_card_of_what_ships(name: str) -> None:
         assert title in stdout.splitlines()
 
 
-def test_models_takes_paths_and_refuses_in_words(make, tmp_path) -> None:
+def test_models_accepts_paths_and_refuses_in_one_line(make, tmp_path) -> None:
     save_checkpoint(make(), tmp_path / "model.safetensors")
     size = (tmp_path / "model.safetensors").stat().st_size
     for path in (tmp_path, tmp_path / "model.safetensors"):
         code, stdout, stderr = run("models", path, "--json")
         assert code == 0, stderr
         assert json.loads(stdout)["size_in_bytes"] == size
-    assert "name one" in fails("models", "--markdown")
+    assert "give its name" in fails("models", "--markdown")
     assert "leave one out" in fails("models", "mnist", "--markdown", "--json")
     assert "mnist" in fails("models", "resnet")
 
@@ -247,7 +258,6 @@ def test_models_takes_paths_and_refuses_in_words(make, tmp_path) -> None:
 def test_the_list_shows_a_model_that_was_not_measured(make, tmp_path, monkeypatch) -> None:
     save_checkpoint(make(class_names=("no", "yes", "both")), tmp_path / "faces.safetensors")
     monkeypatch.setattr("ecinn.classifier.checkpoint.SHIPPED", tmp_path)
-    monkeypatch.setattr("ecinn.cli.models.SHIPPED", tmp_path)
     code, stdout, stderr = run("models")
     assert code == 0, stderr
     row = next(line for line in stdout.splitlines() if "faces" in line)

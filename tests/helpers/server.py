@@ -1,4 +1,4 @@
-"""A real server for tests: uvicorn in a thread, on a free port, and models that can be held."""
+"""A real server for tests: uvicorn in a thread, and models that can be paused."""
 
 import contextlib
 import copy
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from ecinn.model import Model
 from ecinn.web.app import create_app
-from ecinn.web.catalogue import Catalogue, Served
+from ecinn.web.catalogue import Catalogue, ServedModel
 from ecinn.web.server import configuration, listen
 from ecinn.web.settings import Settings
 
 FAST = Settings(threads=1, join_seconds=0.001)
 PATIENCE = 60.0
-"""Seconds after which what must happen counts as not happening, on however busy a machine."""
+"""Seconds to wait for something that must happen, also on a busy machine."""
 
 
 @contextlib.contextmanager
 def running(catalogue: Catalogue, settings: Settings = FAST, **options: Any) -> Iterator[str]:
-    """The address of a server that ends with the block."""
+    """Run a server and yield its address."""
     app = create_app(catalogue, settings, **options)
     listening = listen("127.0.0.1", 0)
     server = uvicorn.Server(configuration(app, settings))
@@ -46,15 +46,15 @@ def running(catalogue: Catalogue, settings: Settings = FAST, **options: Any) -> 
 
 
 def wait_until(condition: Any, seconds: float = PATIENCE) -> None:
-    """Look often; fail when it takes too long."""
+    """Poll a condition; fail after too long."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 class HeldClassifier:
-    """A classifier whose decode waits for the gate, and that counts its evaluations."""
+    """A classifier whose decode waits for a gate, and that records its evaluations."""
 
     def __init__(self, classifier: Any) -> None:
         self._classifier = classifier
@@ -80,8 +80,8 @@ class HeldClassifier:
         return self._classifier.decode(z)
 
 
-def held(served: Served) -> tuple[dict[str, Served], HeldClassifier]:
-    """A catalogue of one model that can be held."""
+def held(served: ServedModel) -> tuple[dict[str, ServedModel], HeldClassifier]:
+    """Return a catalogue of one model that can be paused."""
     model: Model = copy.copy(served.model)
     classifier = HeldClassifier(model.classifier)
     model.classifier = classifier  # type: ignore[assignment]
@@ -89,18 +89,18 @@ def held(served: Served) -> tuple[dict[str, Served], HeldClassifier]:
 
 
 def ask(sample: int = 18, **more: Any) -> dict[str, Any]:
-    """A request about a test image."""
+    """Return a request about a test image."""
     return {"model": "mnist", "images": [{"sample": sample}], **more}
 
 
 def connect(address: str) -> socket.socket:
-    """A client that says what it likes."""
+    """Open a connection for raw requests."""
     host, _, port = address.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 def everything(connection: socket.socket) -> bytes:
-    """Until the other side closes."""
+    """Read until the other side closes."""
     parts = []
     try:
         while part := connection.recv(65536):
@@ -111,7 +111,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def metric(address: str, name: str, **headers: str) -> float:
-    """Of the service, by its name and labels."""
+    """Read a metric of the service by its name and labels."""
     lines = httpx.get(f"{address}/metrics", headers=headers).text.splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
 

@@ -1,4 +1,4 @@
-"""Somebody who visits the page: opens it, draws, scrubs, looks; and notices what is amiss."""
+"""A visitor of the page, who opens it, draws, moves the slider, and records errors."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ FOCUS = """() => {
 
 @contextmanager
 def serving(*models: str) -> Iterator[str]:
-    """The address of `ecinn serve`, as people start it."""
+    """Run `ecinn serve` and yield its address."""
     chosen = [word for model in models for word in ("--model", model)]
     process = subprocess.Popen(
         [sys.executable, "-m", "ecinn", "serve", *chosen, "--port", "0"],
@@ -55,7 +55,7 @@ def serving(*models: str) -> Iterator[str]:
     )
     assert process.stdout is not None
     address = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
-    assert address is not None, "ecinn serve did not say where it listens"
+    assert address is not None, "ecinn serve did not print its address"
     yield address.group()
     process.terminate()
     process.wait(30)
@@ -63,7 +63,7 @@ def serving(*models: str) -> Iterator[str]:
 
 
 class Visitor:
-    """Opens pages, and remembers what they did that nobody wants."""
+    """Opens pages and records their errors and their requests to other hosts."""
 
     def __init__(self, browser, service: str) -> None:
         self.browser, self.service = browser, service
@@ -76,28 +76,28 @@ class Visitor:
         return self.contexts[-1]
 
     def open(self, address: str = "/", *, context=None, state: str | None = "ready") -> Page:
-        """Waits until the page is in that state."""
+        """Open a page and wait until it is in that state."""
         page = (context or self.context()).new_page()
-        page.on("console", lambda said: said.type == "error" and self._blame(said.text))
-        page.on("pageerror", lambda error: self._blame(str(error)))
-        page.on("request", self._look)
+        page.on("console", lambda said: said.type == "error" and self._record_error(said.text))
+        page.on("pageerror", lambda error: self._record_error(str(error)))
+        page.on("request", self._check_address)
         page.goto(address if "://" in address else self.service + address)
         if state is not None:
             settled(page, state)
         return page
 
     def post(self, path: str, body: object) -> dict:
-        """What the service says without the page."""
+        """Ask the service directly."""
         address, kind = f"{self.service}/api/v1/{path}", {"Content-Type": "application/json"}
         request = urllib.request.Request(address, json.dumps(body).encode(), kind)
         with urllib.request.urlopen(request) as answer:
             return json.load(answer)
 
-    def _blame(self, words: str) -> None:
+    def _record_error(self, words: str) -> None:
         if not re.search(r"status of (401|429)", words):
             self.faults.append(words)
 
-    def _look(self, request) -> None:
+    def _check_address(self, request) -> None:
         if not request.url.startswith((f"{self.service}/", "data:", f"blob:{self.service}/")):
             self.faults.append(f"asked {request.url}")
 
@@ -124,7 +124,7 @@ def draw(page: Page, points: list[tuple[float, float]], *, lift: bool = True) ->
 
 
 def drawn_three(visitor: Visitor) -> Page:
-    """Read while it is drawn, explained when the pen is lifted."""
+    """Draw a three, which is predicted while drawing and explained at the end."""
     page = visitor.open()
     draw(page, THREE, lift=False)
     expect(page.locator("#question")).to_contain_text("This looks like")
@@ -139,14 +139,14 @@ def choose(page: Page, name: str) -> None:
 
 
 def pixels(page: Page, name: str) -> np.ndarray:
-    """Height × width × 3 of a square picture of the page, at its own size."""
+    """Return height × width × 3 values of a square picture of the page."""
     values = np.array(page.evaluate(PIXELS, name), dtype=np.int64)
     side = round((len(values) / 4) ** 0.5)
     return values.reshape(side, side, 4)[..., :3]
 
 
 def linked(page: Page) -> dict[str, str]:
-    """What the address says, once it is written."""
+    """Return the state in the address, once it is written."""
     page.wait_for_timeout(300)
     return {key: value[0] for key, value in parse_qs(urlsplit(page.url).fragment).items()}
 
@@ -164,7 +164,7 @@ def press(page: Page, *keys: str) -> None:
 
 
 def tabbed(page: Page) -> tuple[int, list[tuple[int, str]]]:
-    """How many controls there are; which has the focus after every tab, and how it is outlined."""
+    """Return the number of controls, and the focused one and its outline after every tab."""
     wanted = page.evaluate(NUMBER_CONTROLS)
     reached = []
     for _ in range(wanted):
@@ -178,7 +178,7 @@ def alpha(page: Page) -> float:
 
 
 def colour(page: Page, selector: str, kind: str) -> list[int]:
-    """Of the first such element: red, green and blue."""
+    """Return red, green and blue of the first such element."""
     script = f"each => getComputedStyle(each)[{kind!r}]"
     return [
         int(part) for part in re.findall(r"\d+", page.locator(selector).first.evaluate(script))

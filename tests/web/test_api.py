@@ -1,4 +1,4 @@
-"""The API over a real server, against the library asked directly."""
+"""The API over a real server, compared with the library."""
 
 import base64
 import io
@@ -18,7 +18,7 @@ from PIL import Image
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.web import schemas
-from ecinn.web.catalogue import Catalogue, Served, load_catalogue
+from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
 from ecinn.web.settings import Settings
 from helpers.server import ask, held, metric, running, wait_until
 
@@ -35,7 +35,7 @@ def address(catalogue: Catalogue) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def served(catalogue: Catalogue) -> Served:
+def served(catalogue: Catalogue) -> ServedModel:
     return catalogue["mnist"]
 
 
@@ -53,7 +53,7 @@ def post(address: str, what: str, body: Any) -> httpx.Response:
     return httpx.post(f"{address}/api/v1/{what}", json=body, timeout=30)
 
 
-def test_models_and_samples(address: str, served: Served) -> None:
+def test_models_and_samples(address: str, served: ServedModel) -> None:
     (model,) = httpx.get(f"{address}/api/v1/models").json()["models"]
     assert model["name"] == "mnist"
     assert model["kind"] == "digits"
@@ -72,8 +72,8 @@ def test_models_and_samples(address: str, served: Served) -> None:
         assert list(gone.json()) == ["error"]
 
 
-def test_predict_says_what_the_model_says_however_the_picture_is_given(
-    address: str, mnist: Model, served: Served
+def test_predictions_are_the_models_for_every_kind_of_input(
+    address: str, mnist: Model, served: ServedModel
 ) -> None:
     assert served.samples is not None
     image = served.samples.images[18]
@@ -88,74 +88,110 @@ def test_predict_says_what_the_model_says_however_the_picture_is_given(
     assert answer.status_code == 200
     schemas.PredictAnswer.model_validate(answer.json())
     expected = mnist.predict(to_pixels(image[None]))[0]
-    for prediction in answer.json()["predictions"]:
-        assert prediction["predicted"] == int(expected.argmax())
-        assert prediction["posterior"] == pytest.approx(expected.tolist(), abs=1e-4)
+    for prediction in answer.json()["images"]:
+        assert prediction["predicted"] == str(int(expected.argmax()))
+        values = list(prediction["posterior"].values())
+        assert values == pytest.approx(expected.tolist(), abs=1e-4)
         assert prediction["typical"] is True
+        assert prediction["caution"] is None
     noise = np.random.default_rng(0).integers(0, 256, (28, 28)).tolist()
     odd = post(address, "predict", {"model": "mnist", "images": [{"pixels": noise}]}).json()
-    assert odd["predictions"][0]["typical"] is False
-    assert odd["predictions"][0]["reasons"]
+    assert odd["images"][0]["typical"] is False
+    assert odd["images"][0]["out_of_distribution"]
+    assert "does not look like a training image" in odd["images"][0]["caution"]
 
 
-def test_explain_is_the_librarys_explanation(address: str, mnist: Model, served: Served) -> None:
+def test_explain_is_the_librarys_explanation(
+    address: str, mnist: Model, served: ServedModel
+) -> None:
     assert served.samples is not None
-    body = ask(targets=[8, 5], confidence=0.8, correct=True, alphas=[0.0, 0.4])
+    body = ask(targets=[8, 5], confidence=0.8, correct=True, path=[0.0, 0.4])
     answer = post(address, "explain", body).json()
     schemas.ExplainAnswer.model_validate(answer)
-    (given,) = answer["explanations"]
+    (given,) = answer["images"]
     x = served.samples.images[18:19]
     e = mnist.explain(to_pixels(x), [8, 5], confidence=0.8, correct=True, path=[0.0, 0.4])
-    assert np.array_equal(pixels(given["input"]), x[0, 0])
-    assert given["predicted"] == int(e.p[0])
+    assert np.array_equal(pixels(given["image"]), x[0, 0])
+    assert given["predicted"] == mnist.class_names[int(e.p[0])]
     for column, target in enumerate(given["targets"]):
-        assert target["target"] == [8, 5][column]
+        assert target["target"] == "85"[column]
         assert target["alpha_0"] == pytest.approx(float(e.alpha_0[0, column]), abs=1e-4)
-        assert target["alpha_1"] == pytest.approx(float(e.alpha[0, column]), abs=1e-2)
+        assert target["alpha_1"] == pytest.approx(float(e.alpha_1[0, column]), abs=1e-4)
+        assert target["alpha"] == pytest.approx(float(e.alpha[0, column]), abs=1e-2)
         for name, stored in (
             ("tipping_point", e.stored_tipping_point),
             ("convincing", e.stored_convincing),
         ):
-            difference = pixels(target[name]).astype(int) - stored[0, column, 0].numpy()
+            difference = pixels(target[name]["image"]).astype(int) - stored[0, column, 0].numpy()
             assert np.abs(difference).max() <= 4
         verdict = e.convincing_certificate.verdict[0, column].tolist()
-        assert target["convincing_posterior"] == pytest.approx(verdict, abs=0.02)
+        posterior = list(target["convincing"]["stored_posterior"].values())
+        assert posterior == pytest.approx(verdict, abs=0.02)
         assert target["path"]["alphas"] == pytest.approx([0.0, 0.4])
         assert np.array_equal(pixels(target["path"]["images"][0]), x[0, 0])
         at_zero = picture(target["path"]["heatmaps"][0]).convert("RGB")
         assert np.asarray(at_zero).min() > 245
-        assert picture(target["overlay"]).size == picture(target["heatmap"]).size == (28, 28)
-        assert target["words"]
+        for kind in ("image", "overlay"):
+            assert picture(target["heatmap"][kind]).size == (28, 28)
+        assert target["sentences"]
+
+
+def test_the_answer_has_the_keys_of_to_dict(
+    address: str, mnist: Model, served: ServedModel
+) -> None:
+    assert served.samples is not None
+    answer = post(address, "explain", ask(targets=["8"], path=2)).json()
+    expected = mnist.explain(served.samples.images[18:19], 8, path=2).to_dict()
+    assert answer.keys() == expected.keys()
+    image, expected_image = answer["images"][0], expected["images"][0]
+    assert image.keys() == expected_image.keys() | {"image", "caution"}
+    target, expected_target = image["targets"][0], expected_image["targets"][0]
+    assert target.keys() == expected_target.keys() | {"heatmap", "sentences"}
+    for kind, pictures in (("convincing", {"image"}), ("path", {"images", "heatmaps"})):
+        assert target[kind].keys() == expected_target[kind].keys() | pictures
+
+
+def test_images_already_predicted_as_the_target_are_reported(address: str) -> None:
+    body = ask(targets=["3"], path=2) | {"images": [{"sample": 0}, {"sample": 18}, {"sample": 1}]}
+    answer = post(address, "explain", body).json()
+    schemas.ExplainAnswer.model_validate(answer)
+    assert [image["index"] for image in answer["images"]] == [0, 2]
+    assert [image["predicted"] for image in answer["images"]] == ["7", "2"]
+    (failure,) = answer["failures"]
+    assert failure["index"] == 1
+    assert "already predicted as 3" in failure["reason"]
 
 
 def test_heatmaps_are_red_where_light_is_added(address: str) -> None:
-    (given,) = post(address, "explain", ask(targets=[8])).json()["explanations"]
+    (given,) = post(address, "explain", ask(targets=[8])).json()["images"]
     target = given["targets"][0]
-    change = pixels(target["convincing"]).astype(int) - pixels(given["input"]).astype(int)
-    red, _, blue = np.moveaxis(np.asarray(picture(target["heatmap"]).convert("RGB"), int), -1, 0)
+    change = pixels(target["convincing"]["image"]).astype(int) - pixels(given["image"]).astype(int)
+    red, _, blue = np.moveaxis(
+        np.asarray(picture(target["heatmap"]["image"]).convert("RGB"), int), -1, 0
+    )
     assert ((red - blue)[change > 60] > 0).all()
     assert ((red - blue)[change < -60] < 0).all()
 
 
-def test_frames_and_targets(address: str) -> None:
-    (given,) = post(address, "explain", ask(targets="all", frames=3)).json()["explanations"]
-    assert [t["target"] for t in given["targets"]] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+def test_paths_and_targets(address: str) -> None:
+    (given,) = post(address, "explain", ask(targets="all", path=3)).json()["images"]
+    assert [t["target"] for t in given["targets"]] == list("012456789")
     for target in given["targets"]:
         path = target["path"]
-        assert len(path["alphas"]) == len(path["images"]) == len(path["posteriors"]) == 5
+        assert len(path["alphas"]) == len(path["images"]) == len(path["posterior"]["0"]) == 5
         assert target["alpha_0"] in path["alphas"]
-        place = path["alphas"].index(target["alpha_1"])
-        assert path["images"][place] == target["convincing"]
-        assert path["alphas"][-1] == pytest.approx(1.3 * target["alpha_1"], rel=1e-4)
-    twice = post(address, "explain", ask(targets=[8, 8])).json()["explanations"][0]
-    assert [t["target"] for t in twice["targets"]] == [8]
-    (second,) = post(address, "explain", ask()).json()["explanations"]
-    order = np.argsort(second["posterior"])[::-1]
-    assert [t["target"] for t in second["targets"]] == [order[1]]
+        place = path["alphas"].index(target["alpha"])
+        assert path["images"][place] == target["convincing"]["image"]
+        assert path["alphas"][-1] == pytest.approx(1.3 * target["alpha"], rel=1e-4)
+    twice = post(address, "explain", ask(targets=[8, "8"])).json()["images"][0]
+    assert [t["target"] for t in twice["targets"]] == ["8"]
+    (second,) = post(address, "explain", ask()).json()["images"]
+    order = sorted(second["posterior"], key=second["posterior"].get)
+    assert [t["target"] for t in second["targets"]] == [order[-2]]
     assert second["targets"][0]["path"] is None
 
 
-def test_film_sheet_and_files(address: str, served: Served) -> None:
+def test_film_sheet_and_files(address: str, served: ServedModel) -> None:
     body = {"model": "mnist", "image": {"sample": 18}}
     film = post(address, "film", body | {"target": 8})
     assert film.headers["content-type"] == "image/gif"
@@ -178,11 +214,14 @@ def test_film_sheet_and_files(address: str, served: Served) -> None:
     files = zipfile.ZipFile(io.BytesIO(answer.content))
     names = set(files.namelist())
     assert all("/" not in name and "evil" not in name for name in names)
-    for number in (1, 2):
-        assert f"picture-{number}-explanation.png" in names
-        certificate = json.loads(files.read(f"picture-{number}-certificate.json"))
-        assert certificate["predicted"] == "3"
-        for target in certificate["targets"]:
+    report = json.loads(files.read("explanation.json"))
+    assert [image["picture"] for image in report["images"]] == [
+        f"image-{number}-explanation.png" for number in (1, 2)
+    ]
+    for image in report["images"]:
+        assert image["picture"] in names
+        assert image["predicted"] == "3"
+        for target in image["targets"]:
             for kind in ("tipping_point", "convincing", "heatmap"):
                 Image.open(io.BytesIO(files.read(target[kind]["file"]))).verify()
 
@@ -204,22 +243,23 @@ def test_film_sheet_and_files(address: str, served: Served) -> None:
         ("predict", [], 422, ""),
         ("explain", ask(targets=[3]), 422, "already predicted"),
         ("explain", ask(targets=[10]), 422, "out of range"),
+        ("explain", ask(targets=["ten"]), 422, "no class is called 'ten'"),
         ("explain", ask(targets=[]), 422, "targets"),
         ("explain", ask(targets="none"), 422, "targets"),
         ("explain", ask(confidence=1.0), 422, "confidence"),
-        ("explain", ask(frames=62), 422, "frames"),
-        ("explain", ask(frames=2, path=[1.0]), 422, "leave one out"),
-        ("explain", ask(path=[99.0]), 422, "alphas"),
+        ("explain", ask(path=62), 422, "path"),
+        ("explain", ask(frames=2), 422, "leave out frames"),
+        ("explain", ask(path=[99.0]), 422, "path"),
         (
             "explain",
-            {"model": "mnist", "images": [{"sample": 1}] * 4, "targets": "all", "frames": 61},
+            {"model": "mnist", "images": [{"sample": 1}] * 4, "targets": "all", "path": 61},
             413,
             "fewer",
         ),
         ("film", {"model": "mnist", "image": {"sample": 0}}, 422, "target"),
     ],
 )
-def test_wrong_requests_are_told_in_one_line(
+def test_wrong_requests_are_refused_in_one_line(
     address: str, what: str, body: Any, status: int, words: str
 ) -> None:
     answer = post(address, what, body)
@@ -229,7 +269,7 @@ def test_wrong_requests_are_told_in_one_line(
     assert "\n" not in answer.json()["error"]
 
 
-def test_concurrent_requests_are_joined_and_keep_their_own_answers(served: Served) -> None:
+def test_concurrent_requests_are_batched_and_keep_their_answers(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     settings = Settings(threads=1, join_seconds=0.3)
     with running(catalogue, settings) as address, ThreadPoolExecutor(16) as clients:
@@ -243,7 +283,7 @@ def test_concurrent_requests_are_joined_and_keep_their_own_answers(served: Serve
     assert sum(classifier.decoded) == 3 * 16
     for sample, answer in enumerate(answers):
         assert served.samples is not None
-        given = pixels(answer["explanations"][0]["input"])
+        given = pixels(answer["images"][0]["image"])
         assert np.array_equal(given, served.samples.images[sample, 0])
 
 
@@ -252,12 +292,12 @@ def test_predictions_of_files_do_not_wait_for_drawing(
 ) -> None:
     gate, drawing = threading.Event(), threading.Event()
 
-    def blocked(_: object) -> list[Any]:
+    def blocked(_: object) -> dict[str, Any]:
         drawing.set()
         assert gate.wait(20)
-        return []
+        return {}
 
-    monkeypatch.setattr("ecinn.web.answers.explanations", blocked)
+    monkeypatch.setattr("ecinn.web.answers.explanation", blocked)
     with running(catalogue) as address, ThreadPoolExecutor(2) as clients:
         png = httpx.get(f"{address}/api/v1/models/mnist/samples/18").content
         given = {"png": base64.b64encode(png).decode()}
@@ -271,7 +311,7 @@ def test_predictions_of_files_do_not_wait_for_drawing(
             gate.set()
 
 
-def test_predictions_do_not_wait_for_explanations(served: Served) -> None:
+def test_predictions_do_not_wait_for_explanations(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     classifier.gate.clear()
     with running(catalogue) as address, ThreadPoolExecutor(2) as clients:
@@ -283,7 +323,7 @@ def test_predictions_do_not_wait_for_explanations(served: Served) -> None:
         assert slow.result().status_code == 200
 
 
-def test_a_full_queue_says_when_to_come_back(served: Served) -> None:
+def test_a_full_queue_says_when_to_try_again(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     classifier.gate.clear()
     settings = Settings(threads=1, queued=2, passes=1, join_seconds=0.0)
@@ -300,7 +340,7 @@ def test_a_full_queue_says_when_to_come_back(served: Served) -> None:
         assert {f.result().status_code for f in (running_now, *waiting)} == {200}
 
 
-def test_faces_have_samples_only_where_their_folder_is_known(
+def test_faces_have_samples_only_if_their_folder_is_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("ECINN_CELEBA", raising=False)
@@ -314,4 +354,4 @@ def test_faces_have_samples_only_where_their_folder_is_known(
         assert gone.status_code == 404
         grey = [[[120, 120, 120]] * 64] * 64
         body = {"model": "celeba-smile", "images": [{"pixels": grey}]}
-        assert post(address, "predict", body).json()["predictions"][0]["typical"] is False
+        assert post(address, "predict", body).json()["images"][0]["typical"] is False

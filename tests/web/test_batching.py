@@ -1,4 +1,4 @@
-"""The queue alone: who is computed with whom, who is refused, who is forgotten."""
+"""The queue alone: which requests are batched, refused and dropped."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from ecinn.web.batching import Batcher, Bounds, FullError
 
 
 class Squares:
-    """Squares numbers, those of the same parity together; −1 is an error of its own."""
+    """Squares numbers; −1 fails alone, 13 fails the whole batch."""
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_with_a_time_and_cancelled_requests_make_room() -> 
     assert squares.passes == [[2], [6, 8]]
 
 
-def test_what_nobody_waits_for_is_not_computed_or_told_so() -> None:
+def test_requests_that_nobody_waits_for_are_not_computed() -> None:
     squares = Squares()
     squares.gate.clear()
 
@@ -133,7 +133,7 @@ def test_what_nobody_waits_for_is_not_computed_or_told_so() -> None:
     assert squares.wanted == [False, True]
 
 
-def test_a_pass_goes_on_as_long_as_one_of_its_requests_is_waited_for() -> None:
+def test_a_pass_goes_on_while_one_of_its_requests_is_waited_for() -> None:
     squares = Squares()
     squares.gate.clear()
 

@@ -1,4 +1,4 @@
-"""Clients that are slow, gone, greedy, hostile or without a token."""
+"""Clients that are slow, disconnected, hostile or without a token."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ecinn.web.catalogue import Catalogue, Served, load_catalogue
+from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
 from ecinn.web.security import CONTENT_POLICY
 from ecinn.web.settings import Settings
 from helpers.server import (
@@ -42,7 +42,7 @@ def catalogue() -> Catalogue:
 
 
 @pytest.fixture(scope="module")
-def served(catalogue: Catalogue) -> Served:
+def served(catalogue: Catalogue) -> ServedModel:
     return catalogue["mnist"]
 
 
@@ -63,7 +63,7 @@ def head(length: int | None, path: str = "/api/v1/predict") -> bytes:
     ).encode()
 
 
-def test_every_answer_carries_the_headers(address: str) -> None:
+def test_every_answer_has_the_headers(address: str) -> None:
     paths = ("/", "/health", "/docs", "/openapi.json", "/nothing", "/api/v1/models", "/metrics")
     for path in paths:
         for headers in (TOKEN, {}):
@@ -115,7 +115,9 @@ def test_other_host_names_are_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("length", [10**9, None])
-def test_large_bodies_are_refused_before_they_are_whole(address: str, length: int | None) -> None:
+def test_large_bodies_are_refused_before_they_are_complete(
+    address: str, length: int | None
+) -> None:
     with connect(address) as connection:
         connection.sendall(head(length))
         if length is None:
@@ -126,7 +128,7 @@ def test_large_bodies_are_refused_before_they_are_whole(address: str, length: in
     assert b'{"error":' in answer
 
 
-def test_all_bodies_together_are_bounded(address: str) -> None:
+def test_the_size_of_all_bodies_is_bounded(address: str) -> None:
     with connect(address) as first, connect(address) as second:
         for connection in (first, second):
             connection.sendall(head(19_000) + b"x" * 18_000)
@@ -137,7 +139,7 @@ def test_all_bodies_together_are_bounded(address: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/predict", "/", "/nothing"])
-def test_slow_bodies_are_given_up(address: str, path: str) -> None:
+def test_slow_bodies_time_out(address: str, path: str) -> None:
     started = time.monotonic()
     with connect(address) as connection:
         connection.sendall(head(100, path) + b"{")
@@ -146,7 +148,7 @@ def test_slow_bodies_are_given_up(address: str, path: str) -> None:
     assert time.monotonic() - started > IMPATIENT.body_seconds / 2
 
 
-def test_slow_headers_are_given_up_also_on_a_kept_connection(address: str) -> None:
+def test_slow_headers_time_out_also_on_a_kept_connection(address: str) -> None:
     with connect(address) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHo")
         assert everything(connection) == b""
@@ -157,7 +159,7 @@ def test_slow_headers_are_given_up_also_on_a_kept_connection(address: str) -> No
         assert b"200 OK" not in everything(connection)
 
 
-def test_garbage_is_answered_or_cut_off_and_the_service_lives(address: str) -> None:
+def test_garbage_is_refused_and_the_service_survives(address: str) -> None:
     generator = np.random.default_rng(0)
     bodies = [
         b"",
@@ -186,10 +188,10 @@ def test_garbage_is_answered_or_cut_off_and_the_service_lives(address: str) -> N
     assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_no_path_of_a_request_reaches_the_file_system(address: str) -> None:
+def test_request_paths_never_reach_the_file_system(address: str) -> None:
     for path in (
-        "static/../../pretrained.py",
-        "static/..%2f..%2fpretrained.py",
+        "static/../../model.py",
+        "static/..%2f..%2fmodel.py",
         "static//etc/passwd",
     ):
         with connect(address) as connection:
@@ -198,10 +200,10 @@ def test_no_path_of_a_request_reaches_the_file_system(address: str) -> None:
             assert everything(connection).startswith(b"HTTP/1.1 404")
 
 
-def test_a_client_that_leaves_is_not_computed_for(served: Served) -> None:
+def test_work_ends_when_its_client_disconnects(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     classifier.gate.clear()
-    settings = Settings(threads=1, join_seconds=0.0, passes=1, part_values=784, part_pictures=1)
+    settings = Settings(threads=1, join_seconds=0.0, passes=1, part_values=784, part_images=1)
     body = json.dumps(ask(targets="all")).encode()
     question = head(len(body), "/api/v1/explain") + body
     with running(catalogue, settings) as address:
@@ -216,14 +218,14 @@ def test_a_client_that_leaves_is_not_computed_for(served: Served) -> None:
         assert httpx.get(f"{address}/health").json()["queue"] == 0
         classifier.gate.set()
         wait_until(lambda: metric(address, 'ecinn_joined_requests_count{queue="explain"}') == 1)
-        # Of the first one's nineteen pictures only the one that was being decoded.
+        # Only the part of the first request that was being decoded.
         assert classifier.decoded == [1]
         assert classifier.encoded == [1]
         later = httpx.post(f"{address}/api/v1/explain", json=ask(), timeout=PATIENCE)
         assert later.status_code == 200
 
 
-def test_an_answer_that_takes_too_long_is_ended(served: Served) -> None:
+def test_an_answer_that_takes_too_long_is_cancelled(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     classifier.gate.clear()
     settings = Settings(threads=1, join_seconds=0.0, answer_seconds=0.5)
@@ -235,8 +237,8 @@ def test_an_answer_that_takes_too_long_is_ended(served: Served) -> None:
         classifier.gate.set()
 
 
-def test_what_fails_inside_is_one_line_without_details(
-    served: Served, capsys: pytest.CaptureFixture[str]
+def test_internal_errors_are_one_line_without_details(
+    served: ServedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue, classifier = held(served)
 
@@ -254,7 +256,7 @@ def test_what_fails_inside_is_one_line_without_details(
     assert "RuntimeError" in logged
 
 
-def test_too_many_at_once_are_refused(served: Served) -> None:
+def test_too_many_requests_at_once_are_refused(served: ServedModel) -> None:
     catalogue, classifier = held(served)
     classifier.gate.clear()
     settings = Settings(threads=1, join_seconds=0.0, in_flight=1)
@@ -270,7 +272,7 @@ def test_too_many_at_once_are_refused(served: Served) -> None:
         assert slow.result().status_code == 200
 
 
-def test_the_page_is_served_and_kept(catalogue: Catalogue, tmp_path) -> None:
+def test_the_page_is_served_and_cached(catalogue: Catalogue, tmp_path) -> None:
     (tmp_path / "index.html").write_text("<h1>page</h1>")
     (tmp_path / "page.js").write_text("1")
     with running(catalogue, FAST, page_folder=tmp_path) as address:

@@ -1,4 +1,4 @@
-"""Clients that ask for little and want much: of the loop, the memory, the connections."""
+"""Small requests that could cost much time, memory or connections."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from ecinn.web import schemas
-from ecinn.web.bodies import PIECE
 from ecinn.web.catalogue import Catalogue, load_catalogue
+from ecinn.web.security import CHUNK
 from ecinn.web.settings import Settings
 from helpers.server import FAST, PATIENCE, ask, connect, metric, running, wait_until
 
@@ -49,11 +49,11 @@ def wrong_images() -> str:
     return json.dumps(ask() | {"images": [{"pixels": [[[]] * 140] * 256}] * 4})
 
 
-WRONG_ALL_OVER = [bad_values, extra_keys, extra_keys_of_an_image, wrong_images]
+MANY_ERRORS = [bad_values, extra_keys, extra_keys_of_an_image, wrong_images]
 
 
-@pytest.mark.parametrize("body", WRONG_ALL_OVER)
-def test_a_body_that_is_wrong_all_over_is_told_in_one_line(address: str, body) -> None:
+@pytest.mark.parametrize("body", MANY_ERRORS)
+def test_a_body_with_many_errors_is_refused_in_one_line(address: str, body) -> None:
     kind = {"Content-Type": "application/json"}
     wrong = httpx.post(f"{address}/api/v1/predict", content=body(), headers=kind, timeout=PATIENCE)
     assert wrong.status_code == 422
@@ -62,11 +62,11 @@ def test_a_body_that_is_wrong_all_over_is_told_in_one_line(address: str, body) -
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("body", WRONG_ALL_OVER)
-def test_a_body_that_is_wrong_all_over_makes_few_errors(body) -> None:
-    """What is checked while others wait: as long as the body is, not a record of every value."""
+@pytest.mark.parametrize("body", MANY_ERRORS)
+def test_a_body_with_many_errors_makes_few_error_records(body) -> None:
+    """Validation runs on the event loop, so its cost must not grow with a record per value."""
     given = json.loads(body())
-    # Of each of the kinds of image one, where the images are wrong.
+    # At most one error per kind of image and image.
     assert errors_of(given) <= len(get_args(schemas.GivenImage)) * len(given["images"])
 
 
@@ -79,9 +79,7 @@ def errors_of(given: object) -> int:
 
 
 @pytest.mark.parametrize("part", [b"0,", b"[" * 3])
-def test_a_body_of_more_values_than_any_picture_has_is_not_even_parsed(
-    address: str, part: bytes
-) -> None:
+def test_a_body_of_too_many_values_is_not_parsed(address: str, part: bytes) -> None:
     body = b'{"model":"mnist","images":[' + part * 550_000 + b"0]}"
     kind = {"Content-Type": "application/json"}
     answer = httpx.post(f"{address}/api/v1/predict", content=body, headers=kind)
@@ -108,7 +106,7 @@ def never_reading(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("answer_seconds", [90.0, 0.3])
-def test_an_answer_that_is_not_read_counts_as_in_flight_and_is_cut_off(
+def test_an_unread_answer_counts_as_in_flight_and_is_aborted(
     catalogue: Catalogue, page: Path, answer_seconds: float
 ) -> None:
     settings = dataclasses.replace(SHORT, answer_seconds=answer_seconds)
@@ -120,24 +118,24 @@ def test_an_answer_that_is_not_read_counts_as_in_flight_and_is_cut_off(
         before = min(open_files() for _ in range(5))
         started = time.monotonic()
         with never_reading(address):
-            # The one that asks for the metrics is in flight too.
+            # The request for the metrics is in flight too.
             wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
             assert open_files() >= before + 2
             wait_until(lambda: metric(address, "ecinn_in_flight ") == 1)
             assert time.monotonic() - started > 0.25
-            # Of the connection only our end is left.
+            # Only our end of the connection is left.
             wait_until(lambda: open_files() == before + 1)
 
 
-def test_large_answers_are_whole(catalogue: Catalogue, page: Path) -> None:
-    for size in (0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7):
+def test_large_answers_are_complete(catalogue: Catalogue, page: Path) -> None:
+    for size in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7):
         (page / f"{size}.bin").write_bytes(random.Random(size).randbytes(size))
     with running(catalogue, SHORT, page_folder=page) as address:
         for path in page.glob("*.bin"):
             assert httpx.get(f"{address}/static/{path.name}").content == path.read_bytes()
 
 
-def test_answers_that_are_not_read_count_as_held(catalogue: Catalogue, page: Path) -> None:
+def test_unread_answers_count_as_held(catalogue: Catalogue, page: Path) -> None:
     settings = Settings(threads=1, join_seconds=0.001, bodies_bytes=30_000_000)
     with running(catalogue, settings, page_folder=page) as address, never_reading(address):
         wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
@@ -148,7 +146,7 @@ def test_answers_that_are_not_read_count_as_held(catalogue: Catalogue, page: Pat
 @pytest.mark.parametrize(
     ("line", "status"), [("Host: localhost", 401), ("Host: evil.example", 400)]
 )
-def test_trickling_after_an_early_answer_is_cut_off(
+def test_sending_slowly_after_an_early_answer_is_aborted(
     catalogue: Catalogue, line: str, status: int
 ) -> None:
     settings = Settings(threads=1, head_seconds=0.4, hosts=("localhost",))
@@ -165,7 +163,7 @@ def test_trickling_after_an_early_answer_is_cut_off(
 
 
 def takes(connection: socket.socket) -> bool:
-    """Whether the other side will have one byte more."""
+    """Return True if the other side accepts another byte."""
     try:
         connection.sendall(b"x")
     except ConnectionError:
@@ -173,7 +171,7 @@ def takes(connection: socket.socket) -> bool:
     return True
 
 
-def test_one_connection_too_many_is_told_in_one_line(catalogue: Catalogue) -> None:
+def test_one_connection_too_many_is_refused_in_one_line(catalogue: Catalogue) -> None:
     settings = Settings(threads=1, connections=2)
     with running(catalogue, settings) as address, httpx.Client() as a, httpx.Client() as b:
         for client in (a, b):
@@ -198,7 +196,7 @@ def test_pages_of_other_sites_cannot_post(address: str, site: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health"])
-def test_the_head_alone_can_be_asked_for(catalogue: Catalogue, page: Path, path: str) -> None:
+def test_head_requests(catalogue: Catalogue, page: Path, path: str) -> None:
     with running(catalogue, FAST, page_folder=page) as address:
         answer = httpx.head(address + path)
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""The load run says whether the service held."""
+"""The load test reports failures of the service."""
 
 import importlib.util
 from pathlib import Path
@@ -33,13 +33,13 @@ def load() -> Any:
 def test_a_run_fails_by_its_statuses(
     load: Any, statuses: dict[str, int], words: list[str]
 ) -> None:
-    said = load.failures({"statuses": statuses})
-    assert len(said) == len(words)
-    assert all(word in line for word, line in zip(words, said, strict=True))
+    lines = load.failures({"statuses": statuses})
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
 @pytest.mark.parametrize("other", ["429", "500"])
-def test_the_file_is_written_and_the_exit_says_it(
+def test_the_file_is_written_and_failures_set_the_exit_code(
     load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: str
 ) -> None:
     out = tmp_path / "service.json"

@@ -40,7 +40,8 @@ from helpers.visitor import (
 pytest.importorskip("fastapi", reason="the page is served with FastAPI")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
-    pytest.skip("the page is looked at in chromium: install it", allow_module_level=True)
+    pytest.skip("these tests need chromium: install it", allow_module_level=True)
+pytestmark = pytest.mark.browser
 
 EDGE = 11
 
@@ -71,14 +72,14 @@ def visitor(browser, service: str) -> Iterator[Visitor]:
 def test_first_visit_shows_an_explained_test_picture(visitor: Visitor) -> None:
     page = visitor.open()
     expect(page.locator("#question")).to_have_text("Why is this a 3 and not an 8?")
-    expect(page.locator("#words li").first).to_contain_text("read as an 8")
+    expect(page.locator("#sentences li").first).to_contain_text("classified as an 8")
     expect(page.locator("#grid .card")).to_have_count(9)
     digit = load_mnist("test").images[90, 0].numpy()
     assert np.array_equal(pixels(page, "input")[..., 0], digit)
     assert not np.array_equal(pixels(page, "answer")[..., 0], digit)
 
 
-def test_a_drawn_three_is_read_framed_and_explained(visitor: Visitor, mnist: Model) -> None:
+def test_a_drawn_three_is_framed_classified_and_explained(visitor: Visitor, mnist: Model) -> None:
     page = drawn_three(visitor)
     expect(page.locator("#verdict")).to_contain_text("a 3")
     expect(page.locator("#caution")).to_be_hidden()
@@ -92,17 +93,17 @@ def test_a_drawn_three_is_read_framed_and_explained(visitor: Visitor, mnist: Mod
     assert centre == pytest.approx([13.5, 13.5], abs=0.6)
 
     choose(page, "8")
-    told = mnist.explain(digit, 8)
-    assert float(linked(page)["alpha"]) == pytest.approx(float(told.alpha_1[0, 0]), abs=1e-3)
-    there = told.stored_convincing[0, 0, 0].int().numpy()
-    assert np.abs(pixels(page, "answer")[..., 0] - there).max() <= 1
+    expected = mnist.explain(digit, 8)
+    assert float(linked(page)["alpha"]) == pytest.approx(float(expected.alpha_1[0, 0]), abs=1e-3)
+    convincing = expected.stored_convincing[0, 0, 0].int().numpy()
+    assert np.abs(pixels(page, "answer")[..., 0] - convincing).max() <= 1
     press(page, "PageDown")
-    assert alpha(page) == pytest.approx(float(told.alpha_0[0, 0]), abs=1e-3)
-    tie = told.stored_tipping_point[0, 0, 0].int().numpy()
+    assert alpha(page) == pytest.approx(float(expected.alpha_0[0, 0]), abs=1e-3)
+    tie = expected.stored_tipping_point[0, 0, 0].int().numpy()
     assert np.abs(pixels(page, "answer")[..., 0] - tie).max() <= 1
 
 
-def test_scrubbing_moves_picture_plot_and_words(visitor: Visitor) -> None:
+def test_scrubbing_moves_picture_plot_and_text(visitor: Visitor) -> None:
     page = visitor.open("/#model=mnist&sample=90&target=8")
     box = box_of(page, "#plot")
     end = float(page.locator("#slider").get_attribute("max") or 0)
@@ -121,9 +122,9 @@ def test_scrubbing_moves_picture_plot_and_words(visitor: Visitor) -> None:
         assert after[0] > before[0]
         assert not np.array_equal(after[1], before[1])
         assert after[2:] != before[2:]
-    assert "tips here" in seen[2][3]
+    assert "tipping point" in seen[2][3]
     assert "convincing" in seen[3][3]
-    assert "read as 8" in seen[4][2]
+    assert "classified as 8" in seen[4][2]
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert alpha(page) == pytest.approx(end / 2, rel=0.05)
 
@@ -133,8 +134,8 @@ def test_overlay_is_the_services_own(visitor: Visitor) -> None:
     bare = pixels(page, "change")
     page.click("#overlay")
     body = {"model": "mnist", "images": [{"sample": 7}], "targets": [8]}
-    [target] = visitor.post("explain", body)["explanations"][0]["targets"]
-    file = io.BytesIO(base64.b64decode(target["overlay"].split(",")[1]))
+    [target] = visitor.post("explain", body)["images"][0]["targets"]
+    file = io.BytesIO(base64.b64decode(target["heatmap"]["overlay"].split(",")[1]))
     expected = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
     shown = pixels(page, "change")
     assert np.abs(shown - expected).max() <= 3
@@ -155,51 +156,54 @@ def test_downloads(visitor: Visitor) -> None:
         assert (sheet.format, sheet.width > 9 * 100) == ("PNG", True)
     with Image.open(io.BytesIO(files["gif"])) as film:
         assert (film.format, film.n_frames > 20) == ("GIF", True)
-    told = json.loads(files["json"])
-    [target] = told["targets"]
-    assert (told["predicted"], target["target"]) == (3, 8)
-    assert target["alpha_1"] == pytest.approx(0.8 + target["alpha_0"] / 2)
-    assert len(target["path"]["alphas"]) == len(target["path"]["posteriors"]) == 43
+    report = json.loads(files["json"])
+    [image] = report["images"]
+    [target] = image["targets"]
+    assert (report["version"], report["model"]) == (1, "mnist")
+    assert (image["predicted"], target["target"]) == ("3", "8")
+    assert target["alpha"] == target["alpha_1"] == pytest.approx(0.8 + target["alpha_0"] / 2)
+    assert len(target["path"]["alphas"]) == len(target["path"]["posterior"]["8"]) == 43
+    assert "images" not in target["path"]
 
 
 def test_a_link_restores_a_drawing_its_target_and_alpha(visitor: Visitor) -> None:
     page = drawn_three(visitor)
     choose(page, "8")
     press(page, "PageDown", "ArrowLeft", "ArrowLeft")
-    said = linked(page)
+    state = linked(page)
     other = visitor.open(page.url)
     for name in ("#question", "#verdict", "#answer-words"):
         expect(other.locator(name)).to_have_text(page.inner_text(name))
     assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
     for name in ("input", "answer", "change"):
         assert np.abs(pixels(other, name) - pixels(page, name)).max() <= 1
-    assert linked(other) == said
+    assert linked(other) == state
 
 
 @pytest.mark.parametrize("asked", [0.6, 0.99])
-def test_as_sure_as_was_asked(visitor: Visitor, mnist: Model, asked: float) -> None:
+def test_the_requested_confidence(visitor: Visitor, mnist: Model, asked: float) -> None:
     page = visitor.open("/#model=mnist&sample=90&target=8")
-    page.select_option("#sure", str(asked))
-    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} % asked")
+    page.select_option("#confidence", str(asked))
+    expect(page.locator("#stops")).to_contain_text(f"{100 * asked:.0f} %")
     settled(page)
     digit = load_mnist("test").images[90:91]
-    told = mnist.explain(digit, 8, confidence=asked, correct=True)
-    assert alpha(page) == pytest.approx(float(told.alpha[0, 0]), abs=1e-3)
-    [read] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
-    assert float(read[8]) == pytest.approx(asked, abs=0.06)
-    words = f"You asked for {100 * asked:.0f} %: this is {100 * float(read[8]):.1f} %"
-    expect(page.locator("#words")).to_contain_text(words)
+    expected = mnist.explain(digit, 8, confidence=asked, correct=True)
+    assert alpha(page) == pytest.approx(float(expected.alpha[0, 0]), abs=1e-3)
+    [posterior] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
+    assert float(posterior[8]) == pytest.approx(asked, abs=0.06)
+    text = f"You requested {100 * asked:.0f} % and got {100 * float(posterior[8]):.1f} %"
+    expect(page.locator("#sentences")).to_contain_text(text)
     assert float(linked(page)["confidence"]) == asked
     other = visitor.open(page.url)
-    expect(other.locator("#sure")).to_have_value(str(asked))
+    expect(other.locator("#confidence")).to_have_value(str(asked))
     assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
-    other.select_option("#sure", "")
+    other.select_option("#confidence", "")
     expect(other.locator("#stops")).to_contain_text("convincing")
 
 
 def test_the_skip_link_keeps_what_was_drawn(visitor: Visitor) -> None:
     page = drawn_three(visitor)
-    before, said = pixels(page, "input"), linked(page)
+    before, state = pixels(page, "input"), linked(page)
     page.focus("#skip")
     page.keyboard.press("Enter")
     expect(page.locator("#slider")).to_be_focused()
@@ -207,7 +211,7 @@ def test_the_skip_link_keeps_what_was_drawn(visitor: Visitor) -> None:
     assert page.locator("#stage").get_attribute("data-state") == "ready"
     assert np.array_equal(pixels(page, "input"), before)
     press(page, "ArrowLeft", "ArrowRight")
-    assert linked(page) == said
+    assert linked(page) == state
 
 
 def test_keys_are_harmless_while_a_target_loads(visitor: Visitor) -> None:
@@ -266,9 +270,9 @@ def test_a_photographed_digit_is_framed(visitor: Visitor) -> None:
     expect(page.locator("#verdict")).to_contain_text("a 7")
     settled(page)
     page.click("#share")
-    expect(page.locator("#share-note")).to_contain_text("holds the 28×28 picture")
+    expect(page.locator("#share-note")).to_contain_text("contains the 28×28 picture")
     give(page, b"no picture")
-    expect(page.locator("#notice")).to_contain_text("give a PNG, JPEG or WebP")
+    expect(page.locator("#notice")).to_contain_text("use a PNG, JPEG or WebP")
 
 
 def test_moving_fake_mnists_dot_changes_the_label(visitor: Visitor) -> None:
@@ -283,7 +287,7 @@ def test_moving_fake_mnists_dot_changes_the_label(visitor: Visitor) -> None:
 
 
 def test_photographs_are_moved_and_enlarged_and_stay_out_of_links(visitor: Visitor) -> None:
-    """Digits under the name of other pictures, as those of faces are much slower."""
+    """Uses digits as pictures of another kind, because faces are much slower."""
     context = visitor.context()
     shape = {"channels": 1, "height": 28, "width": 28, "samples": 10}
     model = {"name": "mnist", "title": "Any", "kind": "images", "classes": list("0123456789")}
@@ -335,7 +339,7 @@ def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> Non
     for role in ("button", "slider", "radio", "img", "spinbutton", "link", "combobox"):
         for each in page.get_by_role(role).all():
             expect(each).to_have_accessible_name(re.compile(r"\S"))
-    expect(page.locator("#spoken")).to_contain_text("Read as a 3")
+    expect(page.locator("#spoken")).to_contain_text("Classified as a 3")
 
 
 def test_dark_and_light(visitor: Visitor) -> None:

@@ -1,4 +1,4 @@
-"""Joined passes against every request computed alone by the library."""
+"""Shared passes, compared with every request computed alone by the library."""
 
 import copy
 import dataclasses
@@ -13,10 +13,9 @@ from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
-from ecinn.web import words
+from ecinn.web.answers import article, sentences
 from ecinn.web.batching import AbandonedError
-from ecinn.web.network import PartedNetwork
-from ecinn.web.passes import BEYOND, Question, explain_jointly, only, read_jointly
+from ecinn.web.passes import BEYOND, Question, SplitNetwork, explain_jointly, predict_jointly
 from helpers.server import HeldClassifier
 
 
@@ -32,15 +31,15 @@ def assert_same(one: Explanation, other: Explanation) -> None:
             torch.testing.assert_close(a, b, atol=2e-3, rtol=1e-3, msg=field.name)
 
 
-def test_joined_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -> None:
+def test_joint_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     questions = [
         Question(x[:2], "all"),
         Question(x[2:3], (3, 8)),
-        Question(x[3:4], (5, 8), alphas=(0.0, 0.7)),
+        Question(x[3:4], (5, 8), path=(0.0, 0.7)),
         Question(x[4:5], (1,), confidence=0.9, correct=True),
     ]
-    answers = explain_jointly(mnist, PartedNetwork(classifier, 32), questions)
+    answers = explain_jointly(mnist, SplitNetwork(classifier, 32), questions)
     for question, e in zip(questions, answers, strict=True):
         assert isinstance(e, Explanation)
         targets = question.targets
@@ -49,7 +48,7 @@ def test_joined_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -
             "all" if targets == "all" else list(targets or ()),
             confidence=question.confidence,
             correct=question.correct,
-            alphas=question.alphas,
+            path=question.path,
         )
         assert_same(e, alone)
         if alone.path is not None:
@@ -60,18 +59,16 @@ def test_joined_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -
             )
 
 
-def test_requests_share_one_encode_one_decode_and_one_verification(
-    mnist: Model, x: Tensor
-) -> None:
+def test_requests_share_one_encode_one_decode_and_one_check(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     questions = [Question(x[i : i + 1], None) for i in range(6)]
-    explain_jointly(mnist, PartedNetwork(classifier, 100), questions)
+    explain_jointly(mnist, SplitNetwork(classifier, 100), questions)
     assert classifier.encoded == [6, 12]
     assert classifier.decoded == [18]
 
 
 def test_without_targets_the_runner_up_is_explained(mnist: Model, x: Tensor) -> None:
-    (e,) = explain_jointly(mnist, PartedNetwork(mnist.classifier, 8), [Question(x, None)])
+    (e,) = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), [Question(x, None)])
     assert isinstance(e, Explanation)
     expected = mnist.predict(x).topk(2).indices[:, 1]
     assert e.q[:, 0].tolist() == expected.tolist()
@@ -80,8 +77,8 @@ def test_without_targets_the_runner_up_is_explained(mnist: Model, x: Tensor) -> 
 def test_frames_are_even_and_hold_the_tipping_and_the_convincing_alpha(
     mnist: Model, x: Tensor
 ) -> None:
-    question = Question(x[:2], None, frames=7)
-    (e,) = explain_jointly(mnist, PartedNetwork(mnist.classifier, 8), [question])
+    question = Question(x[:2], None, path=7)
+    (e,) = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), [question])
     assert isinstance(e, Explanation)
     assert e.path is not None
     for row in range(2):
@@ -99,8 +96,8 @@ def test_frames_are_even_and_hold_the_tipping_and_the_convincing_alpha(
         torch.testing.assert_close(
             torch.tensor(even), end * BEYOND * torch.arange(7) / 6, atol=1e-5, rtol=1e-5
         )
-    assert question.pictures(10) == 2 * (1 + 2 + 9)
-    assert Question(x[:3], "all").pictures(10) == 3 * (1 + 9 * 2)
+    assert question.images(10) == 2 * (1 + 2 + 9)
+    assert Question(x[:3], "all").images(10) == 3 * (1 + 9 * 2)
 
 
 def test_one_question_that_cannot_be_answered_leaves_the_others_alone(
@@ -109,7 +106,7 @@ def test_one_question_that_cannot_be_answered_leaves_the_others_alone(
     already = int(mnist.predict(x[:1]).argmax())
     far = torch.full_like(x[:1], float("inf"))
     questions = [Question(x[:1], (already,)), Question(far, (3,)), Question(x[1:2], None)]
-    wrong, overflow, right = explain_jointly(mnist, PartedNetwork(mnist.classifier, 8), questions)
+    wrong, overflow, right = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), questions)
     assert isinstance(wrong, InputError)
     assert "already predicted" in str(wrong)
     assert isinstance(overflow, InputError)
@@ -118,7 +115,7 @@ def test_one_question_that_cannot_be_answered_leaves_the_others_alone(
     assert_same(right, mnist.explain(x[1:2], right.q))
 
 
-def test_joined_readings_look_at_the_texture_too(mnist: Model, x: Tensor) -> None:
+def test_joint_predictions_check_the_texture_too(mnist: Model, x: Tensor) -> None:
     frequency = torch.arange(784) % 4
     texture = Texture(frequency, torch.zeros(4), torch.eye(4), 0.0)
     z = mnist.classifier.encode(x)
@@ -126,29 +123,31 @@ def test_joined_readings_look_at_the_texture_too(mnist: Model, x: Tensor) -> Non
     model = copy.copy(mnist)
     limit = float(distances.median())
     model.ood = OODDetector(mnist.ood.log_p, texture._replace(limit=limit + 1e-3))
-    (reading,) = read_jointly(model, PartedNetwork(mnist.classifier, 8), [x])
-    assert not isinstance(reading, InputError)
-    assert reading.out_of_distribution[:, 1].tolist() == (distances > limit + 1e-3).tolist()
-    assert reading.out_of_distribution[:, 1].any()
+    (prediction,) = predict_jointly(model, SplitNetwork(mnist.classifier, 8), [x])
+    assert not isinstance(prediction, InputError)
+    assert prediction.out_of_distribution[:, 1].tolist() == (distances > limit + 1e-3).tolist()
+    assert prediction.out_of_distribution[:, 1].any()
 
 
-def test_joined_readings_are_those_of_the_model(mnist: Model, x: Tensor) -> None:
+def test_joint_predictions_are_those_of_the_model(mnist: Model, x: Tensor) -> None:
     noise = torch.rand(x[:1].shape, generator=torch.Generator().manual_seed(1))
-    readings = read_jointly(mnist, PartedNetwork(mnist.classifier, 4), [x[:4], noise, x[4:]])
-    for reading, pixels in zip(readings, (x[:4], noise, x[4:]), strict=True):
-        assert not isinstance(reading, InputError)
-        torch.testing.assert_close(reading.posterior, mnist.predict(pixels), atol=1e-4, rtol=1e-3)
+    predictions = predict_jointly(mnist, SplitNetwork(mnist.classifier, 4), [x[:4], noise, x[4:]])
+    for prediction, pixels in zip(predictions, (x[:4], noise, x[4:]), strict=True):
+        assert not isinstance(prediction, InputError)
+        torch.testing.assert_close(
+            prediction.posterior, mnist.predict(pixels), atol=1e-4, rtol=1e-3
+        )
         e = mnist.explain(pixels)
-        assert torch.equal(reading.out_of_distribution, e.out_of_distribution)
-        assert torch.equal(reading.p, e.p)
-    assert not isinstance(readings[1], InputError)
-    assert bool(readings[1].unlike.any())
+        assert torch.equal(prediction.out_of_distribution, e.out_of_distribution)
+        assert torch.equal(prediction.p, e.p)
+    assert not isinstance(predictions[1], InputError)
+    assert bool(predictions[1].out_of_distribution.any())
 
 
 def test_parts_on_threads_are_the_whole_and_end_when_nobody_waits(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     with ThreadPoolExecutor(2) as threads:
-        network = PartedNetwork(classifier, 4, threads)
+        network = SplitNetwork(classifier, 4, threads)
         z, log_det = network.encode_with_log_det(x)
         whole, whole_log_det = mnist.classifier.encode_with_log_det(x)
         torch.testing.assert_close(z, whole, atol=1e-3, rtol=1e-3)
@@ -156,21 +155,21 @@ def test_parts_on_threads_are_the_whole_and_end_when_nobody_waits(mnist: Model, 
         torch.testing.assert_close(network.decode(z), x, atol=1e-3, rtol=1e-3)
     assert sorted(classifier.encoded) == [2, 4]
     asked = iter([True, False])
-    network = PartedNetwork(classifier, 1, wanted=lambda: next(asked))
+    network = SplitNetwork(classifier, 1, wanted=lambda: next(asked))
     classifier.decoded.clear()
     with pytest.raises(AbandonedError):
         network.decode(z)
     assert classifier.decoded == [1]
 
 
-def test_words_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor) -> None:
+def test_sentences_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor) -> None:
     e = mnist.explain(x[:1], [8])
-    said = words.certificate(e, 0, 0)
+    lines = sentences(e, 0, 0)
     share = float(e.convincing_certificate.verdict[0, 0].max())
     winner = int(e.convincing_certificate.winner[0, 0])
-    assert f"read as {words.article(str(winner))} with" in said[0]
-    assert f"{100 * share:.1f} %" in said[0] or "> 99.9 %" in said[0]
-    assert "a 7 and an 8 tie" in " ".join(said)
+    assert f"classified as {article(str(winner))}" in lines[0]
+    assert f"{100 * share:.1f} %" in lines[0] or "> 99.9 %" in lines[0]
+    assert "a 7 and an 8 are equally likely" in " ".join(lines)
     missed = dataclasses.replace(
         e,
         convincing_certificate=dataclasses.replace(
@@ -180,15 +179,23 @@ def test_words_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor) ->
         third_class=torch.tensor([[5]]),
         out_of_distribution=torch.tensor([[False, True, False]]),
     )
-    said = words.certificate(missed, 0, 0)
-    assert "It did not become a 2." in said
-    assert "a 5 wins there" in " ".join(said)
-    assert "smoother or rougher" in said[-1]
+    lines = sentences(missed, 0, 0)
+    assert "The target, a 2, was not reached." in lines
+    assert "a 5 is more likely" in " ".join(lines)
+    assert "smoother or rougher" in lines[-1]
 
 
-def test_only_takes_the_same_rows_of_everything(mnist: Model, x: Tensor) -> None:
-    e = mnist.explain(x[:3], [8], path=[0.5])
-    one = only(e, slice(1, 2))
-    assert_same(one, mnist.explain(x[1:2], [8]))
+def test_skipped_images_are_reported_with_their_own_question(mnist: Model, x: Tensor) -> None:
+    """Samples 0 to 5 are 7, 2, 1, 0, 4, 1."""
+    questions = [Question(x[:3], (2,), path=2), Question(x[3:], (1,)), Question(x[2:3], (8,))]
+    network = SplitNetwork(mnist, 8)
+    one, other, last = explain_jointly(mnist, network, questions)
+    assert isinstance(one, Explanation)
+    assert isinstance(other, Explanation)
+    assert isinstance(last, Explanation)
+    assert (one.indices.tolist(), [s.index for s in one.skipped]) == ([0, 2], [1])
+    assert (other.indices.tolist(), [s.index for s in other.skipped]) == ([0, 1], [2])
+    assert (last.indices.tolist(), last.skipped) == ([0], ())
+    assert_same(one, mnist.explain(x[:3], [2]))
     assert one.path is not None
-    assert len(one.path.images) == len(one.convincing_certificate.clamped) == 1
+    torch.testing.assert_close(one.path.images[:, 0, 0], x[[0, 2]], atol=2e-3, rtol=1e-3)

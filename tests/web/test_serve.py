@@ -1,4 +1,4 @@
-"""`ecinn serve` as a process: started, asked, stopped, started again."""
+"""`ecinn serve` as a process: started, stopped, started again."""
 
 import os
 import re
@@ -14,12 +14,13 @@ import pytest
 
 from helpers.server import PATIENCE, ask, metric, wait_until
 
+pytestmark = pytest.mark.slow
 PROGRAM = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist"]
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 class Served:
-    """A process that serves, and what it printed."""
+    """A process of `ecinn serve`."""
 
     def __init__(self, *options: str, **variables: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "ECINN_TOKEN": ""} | variables
@@ -44,7 +45,7 @@ class Served:
             return False
 
     def stop(self, kind: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Exit code and what was logged."""
+        """Return exit code and log."""
         self.process.send_signal(kind)
         _, log = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, log
@@ -60,7 +61,7 @@ def served() -> Iterator[Served]:
         server.process.communicate()
 
 
-def test_a_stop_finishes_what_is_in_flight_and_logs_nothing_of_requests(served: Served) -> None:
+def test_a_stop_finishes_requests_and_the_log_has_no_content_of_them(served: Served) -> None:
     headers = {"Authorization": "Bearer SECRET-token", "X-More": "SECRET-header"}
     url = served.address
     httpx.get(f"{url}/SECRET-path?SECRET-query", headers=headers)
@@ -69,21 +70,21 @@ def test_a_stop_finishes_what_is_in_flight_and_logs_nothing_of_requests(served: 
     answers: list[httpx.Response] = []
 
     def slow() -> None:
-        body = ask(targets="all", frames=20)
+        body = ask(targets="all", path=20)
         answers.append(
             httpx.post(f"{url}/api/v1/explain", json=body, headers=headers, timeout=PATIENCE)
         )
 
     client = threading.Thread(target=slow)
     client.start()
-    # The one that asks for the metrics is in flight too.
+    # The request for the metrics is in flight too.
     wait_until(lambda: metric(url, "ecinn_in_flight ", **headers) == 2)
     assert not answers
     code, log = served.stop()
     client.join(PATIENCE)
     assert code == 0
     assert answers[0].status_code == 200
-    assert len(answers[0].json()["explanations"][0]["targets"]) == 9
+    assert len(answers[0].json()["images"][0]["targets"]) == 9
     assert "SECRET" not in log
     assert "Traceback" not in log
     lines = [line for line in log.splitlines() if " bytes, " in line]
@@ -104,12 +105,12 @@ def test_killed_and_started_again_on_the_same_port() -> None:
     first.stop(signal.SIGKILL)
     second = Served("--port", port)
     answer = httpx.post(f"{second.address}/api/v1/predict", json=ask(), timeout=PATIENCE)
-    assert answer.json()["predictions"][0]["predicted"] == 3
+    assert answer.json()["images"][0]["predicted"] == "3"
     code, _ = second.stop(signal.SIGINT)
     assert code == 0
 
 
-def test_what_cannot_be_served_is_one_line() -> None:
+def test_an_unknown_model_is_refused_in_one_line() -> None:
     done = subprocess.run(
         [*PROGRAM, "--model", "nobody", "--port", "0"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Picture files as strangers send them."""
+"""Image files from untrusted clients."""
 
 import base64
 import io
@@ -14,19 +14,19 @@ from torch import Tensor
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.web.uploads import (
-    MOST_SCANS,
+    MAX_SCANS,
     TooLargeError,
     WrongTypeError,
     decode_base64,
-    read_pictures,
+    read_images,
     read_pixels,
 )
 
-MOST = 1_000_000
+LIMIT = 1_000_000
 
 
-def read_picture(data: bytes, model: Model, most: int) -> tuple[Tensor, tuple[str, ...]]:
-    (photograph,) = read_pictures([data], model, most)
+def read_image(data: bytes, model: Model, limit: int) -> tuple[Tensor, tuple[str, ...]]:
+    (photograph,) = read_images([data], model, limit)
     return photograph.image, photograph.notes
 
 
@@ -45,7 +45,7 @@ def animation(kind: str) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG whose header says so, and whose little data is that of a bomb."""
+    """Return a PNG whose header announces this size, with the little data of a bomb."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         check = zlib.crc32(name + data)
@@ -61,7 +61,7 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_lossless_kinds_give_the_pixels_back(mnist: Model, kind: str, mode: str) -> None:
     data = encoded(kind, mode=mode, **({"lossless": True} if kind == "WEBP" else {}))
-    image, _ = read_picture(data, mnist, MOST)
+    image, _ = read_image(data, mnist, LIMIT)
     grey = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     expected = 255 - grey if np.median(border) > 127 else grey
@@ -70,7 +70,7 @@ def test_lossless_kinds_give_the_pixels_back(mnist: Model, kind: str, mode: str)
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
 def test_large_pictures_are_read_at_any_size(mnist: Model, kind: str) -> None:
-    image, notes = read_picture(encoded(kind, (901, 1000), "RGB"), mnist, MOST)
+    image, notes = read_image(encoded(kind, (901, 1000), "RGB"), mnist, LIMIT)
     assert image.shape == (1, 28, 28)
     assert notes
 
@@ -80,7 +80,7 @@ def test_bombs_are_refused_before_they_are_decoded(mnist: Model, size: tuple[int
     data = png_header(*size)
     tracemalloc.start()
     with pytest.raises((TooLargeError, InputError)) as refused:
-        read_picture(data, mnist, MOST)
+        read_image(data, mnist, LIMIT)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4_000_000
@@ -88,13 +88,13 @@ def test_bombs_are_refused_before_they_are_decoded(mnist: Model, size: tuple[int
 
 
 def test_the_limit_of_pixels_is_that_of_the_settings(mnist: Model) -> None:
-    read_picture(encoded("PNG", (100, 100)), mnist, 10_000)
+    read_image(encoded("PNG", (100, 100)), mnist, 10_000)
     with pytest.raises(TooLargeError, match="100×101"):
-        read_picture(encoded("PNG", (100, 101)), mnist, 10_000)
+        read_image(encoded("PNG", (100, 101)), mnist, 10_000)
     two = [encoded("PNG", (100, 60))] * 2
-    assert len(read_pictures(two, mnist, 12_000)) == 2
+    assert len(read_images(two, mnist, 12_000)) == 2
     with pytest.raises(TooLargeError, match="5,999 are left"):
-        read_pictures(two, mnist, 11_999)
+        read_images(two, mnist, 11_999)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_the_limit_of_pixels_is_that_of_the_settings(mnist: Model) -> None:
 )
 def test_other_kinds_are_not_even_opened(mnist: Model, data: bytes) -> None:
     with pytest.raises(WrongTypeError):
-        read_picture(data, mnist, MOST)
+        read_image(data, mnist, LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_animations_are_refused(mnist: Model, kind: str) -> None:
     with pytest.raises(WrongTypeError, match="animated"):
-        read_picture(animation(kind), mnist, MOST)
+        read_image(animation(kind), mnist, LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
@@ -129,51 +129,51 @@ def test_files_that_are_two_kinds_at_once_are_refused(
     mnist: Model, kind: str, tail: bytes, end: bytes
 ) -> None:
     with pytest.raises(WrongTypeError, match="and more"):
-        read_picture(encoded(kind) + tail + end, mnist, MOST)
+        read_image(encoded(kind) + tail + end, mnist, LIMIT)
 
 
 def test_a_jpeg_without_its_end_is_no_way_around(mnist: Model) -> None:
     whole = encoded("JPEG")
     assert whole.endswith(b"\xff\xd9")
     with pytest.raises(WrongTypeError, match="and more"):
-        read_picture(whole[:-2] + b"PK\x03\x04" + bytes(18), mnist, MOST)
+        read_image(whole[:-2] + b"PK\x03\x04" + bytes(18), mnist, LIMIT)
 
 
 def test_jpegs_of_very_many_scans_are_refused_before_they_are_decoded(mnist: Model) -> None:
     usual = encoded("JPEG", (300, 300), "RGB", progressive=True)
     scan = usual.rindex(b"\xff\xda")
-    assert 2 < usual.count(b"\xff\xda") <= MOST_SCANS
-    assert read_picture(usual, mnist, MOST)[0].shape == (1, 28, 28)
-    more = usual[scan:-2] * (MOST_SCANS - usual.count(b"\xff\xda"))
-    read_picture(usual[:-2] + more + b"\xff\xd9", mnist, MOST)
+    assert 2 < usual.count(b"\xff\xda") <= MAX_SCANS
+    assert read_image(usual, mnist, LIMIT)[0].shape == (1, 28, 28)
+    more = usual[scan:-2] * (MAX_SCANS - usual.count(b"\xff\xda"))
+    read_image(usual[:-2] + more + b"\xff\xd9", mnist, LIMIT)
     with pytest.raises(TooLargeError, match="progressive"):
-        read_picture(usual[:-2] + more + usual[scan:], mnist, MOST)
+        read_image(usual[:-2] + more + usual[scan:], mnist, LIMIT)
 
 
 def test_many_small_parts_of_a_jpeg_are_not_walked_through_for_ever(mnist: Model) -> None:
     with pytest.raises(TooLargeError):
-        read_picture(b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000, mnist, MOST)
+        read_image(b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000, mnist, LIMIT)
     with pytest.raises(InputError, match="damaged"):
-        read_picture(b"\xff\xd8" + b"\xff" * 3_000_000 + b"\x00", mnist, MOST)
+        read_image(b"\xff\xd8" + b"\xff" * 3_000_000 + b"\x00", mnist, LIMIT)
 
 
 def test_what_a_phone_puts_behind_a_jpeg_is_left_alone(mnist: Model) -> None:
-    image, _ = read_picture(encoded("JPEG") + b"SEFHe\x00\x00\x00" * 9, mnist, MOST)
+    image, _ = read_image(encoded("JPEG") + b"SEFHe\x00\x00\x00" * 9, mnist, LIMIT)
     assert image.shape == (1, 28, 28)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
-def test_damaged_files_are_told_in_one_line(mnist: Model, kind: str) -> None:
+def test_damaged_files_are_refused_in_one_line(mnist: Model, kind: str) -> None:
     whole = encoded(kind, (200, 200), "RGB")
     generator = np.random.default_rng(1)
     for cut in (9, 20, len(whole) // 2, len(whole) - 5):
         for data in (whole[:cut], whole[:cut] + generator.bytes(len(whole) - cut)):
-            said = ""
+            message = ""
             try:
-                read_picture(data, mnist, MOST)
+                read_image(data, mnist, LIMIT)
             except (InputError, TooLargeError, WrongTypeError) as error:
-                said = str(error)
-            assert "\n" not in said
+                message = str(error)
+            assert "\n" not in message
 
 
 def test_base64_with_and_without_the_head_of_a_data_url() -> None:

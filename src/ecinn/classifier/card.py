@@ -1,225 +1,210 @@
-"""A model card, written from a checkpoint alone: what a model is, how well it does, where not."""
+"""Model cards: what a model is, how well it performs and what not to use it for.
+
+A card is written from a checkpoint and the texts in `cards.toml`.
+"""
 
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from ecinn.classifier.card_data import CORRELATED, DATA, NO_CAUSE, NO_PROOF, UNKNOWN_DATA, CardData
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import RECIPES
 from ecinn.data.augmentation import Augmentation
-from ecinn.metrics.statistics import wilson_interval
+from ecinn.drawing.table import Table
+from ecinn.metrics.statistics import wilson
 
-IMAGES = "training_images"
-"""What a record calls the number of images."""
+TEXTS = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
 _HALF_A_STEP = 0.5 / 256
-"""A larger change of a pixel shows in an 8-bit image."""
+"""Larger changes of a pixel alter the 8-bit image."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Sentences, then a table whose first row is its header, then lines to type."""
+    """A title, sentences, and commands to type."""
 
     title: str
-    sentences: tuple[str, ...] = ()
-    table: tuple[tuple[str, ...], ...] = ()
+    sentences: tuple[str, ...]
     code: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """With its title one level below the card's."""
-        parts = [f"## {self.title}"]
-        if self.sentences:
-            parts.append("\n".join(f"- {sentence}" for sentence in self.sentences))
-        if self.table:
-            header, *rows = ([_cell(text) for text in row] for row in self.table)
-            ruled = [header, ["---"] * len(header), *rows]
-            parts.append("\n".join(f"| {' | '.join(row)} |" for row in ruled))
-        if self.code:
-            parts.append("\n".join(["```sh", *self.code, "```"]))
-        return "\n\n".join(parts)
+        """Format the section with a second-level heading."""
+        lines = [f"## {self.title}", "", *(f"- {sentence}" for sentence in self.sentences)]
+        return "\n".join([*lines, *(["", "```sh", *self.code, "```"] if self.code else [])])
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What one should know before using a model."""
+    """Everything to know before using a model."""
 
     name: str
     size_in_bytes: int
     summary: str
     data: Section
-    settings: Section
+    settings: Table
     training: Section
-    metrics: Section
+    metrics: Table
     failures: Section
     unfit: Section
     usage: Section
     measured: Mapping[str, Any]
-    """The figures behind `metrics`, as the checkpoint has them."""
+    """The figures behind `metrics`, as stored in the checkpoint."""
 
     @property
-    def sections(self) -> tuple[Section, ...]:
-        """In reading order."""
+    def sections(self) -> tuple[Section | Table, ...]:
+        """All sections, in reading order."""
         values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if isinstance(value, Section))
+        return tuple(value for value in values if isinstance(value, Section | Table))
 
     def markdown(self) -> str:
-        """The whole card."""
+        """Format the whole card."""
         parts = [f"# {self.name}", self.summary, *(part.markdown() for part in self.sections)]
-        return "\n\n".join(parts) + "\n"
-
-
-MEASURES: Mapping[str, tuple[str, str, str]] = {
-    "error": ("test error", ".2%", "test images that are not read as their label"),
-    "bits_per_dim": ("bits/dim, exact", ".3f", "to store one value of a pixel; less is better"),
-    "bits_per_dim_paper": ("bits/dim, paper's convention", ".3f", "without a constant"),
-    "reached_q": (
-        "reached q",
-        ".2%",
-        "counterfactuals at the paper's α₁ whose stored 8-bit image is read as the class asked "
-        "for; one random class per image",
-    ),
-    "reached_q_corrected": ("reached q, verified", ".2%", "the same, α corrected where need be"),
-    "passes_corrected": ("evaluations, verified", ".5g", "of the network, per counterfactual"),
-    "tipping_third_class": ("third class", ".2%", "ties of two classes at which another one wins"),
-    "round_trip_error": ("round trip", ".1e", "largest change of a pixel of [0, 1] by f⁻¹(f(x))"),
-    "typical": ("typical", ".2%", "test images that nothing calls unlike the training images"),
-}
-"""Name, format and meaning of what an evaluation measures, by its key."""
+        return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -> ModelCard:
-    """What the checkpoint says of itself, and what is known of its data.
+    """Write the card of a model.
 
     Args:
         model: the name or path it was loaded by; by default the name of its recipe.
     """
-    recipe = checkpoint.recipe
+    recipe, metrics, general = checkpoint.recipe, checkpoint.metrics, TEXTS["general"]
     kind, _, attribute = recipe.dataset.partition("/")
-    data = DATA.get(kind, UNKNOWN_DATA)
-    also = [CORRELATED[attribute]] if attribute in CORRELATED else []
+    texts = TEXTS["datasets"].get(kind, TEXTS["datasets"]["unknown"])
+    correlated = [TEXTS["correlated"][attribute]] if attribute in TEXTS["correlated"] else []
+    failures = [*_counted_failures(metrics), *texts["failures"], *correlated, general["failure"]]
+    measures = tuple(
+        (text["name"], _shown(metrics.get(key), text["format"]), text["meaning"])
+        for key, text in TEXTS["measures"].items()
+    )
     return ModelCard(
         name=recipe.name,
         size_in_bytes=size_in_bytes,
-        summary=_summary(checkpoint, data),
-        data=_data(checkpoint, data),
+        summary=_summary(checkpoint, texts["images"]),
+        data=Section("Data", tuple(_data(checkpoint, texts))),
         settings=_settings(checkpoint, size_in_bytes),
-        training=Section("How it was trained", tuple(_training(checkpoint.training))),
-        metrics=_metrics(checkpoint.metrics),
-        failures=Section(
-            "Known failures",
-            (*_counted_failures(checkpoint.metrics), *data.failures, *also, NO_PROOF),
-        ),
-        unfit=Section("What not to use it for", (*data.unfit, NO_CAUSE)),
-        usage=_usage(checkpoint, data, model or recipe.name),
-        measured=dict(checkpoint.metrics),
+        training=Section("Training", tuple(_training(checkpoint.training))),
+        metrics=Table("Measured on test images", ("measure", "value", "meaning"), measures),
+        failures=Section("Known failures", tuple(failures)),
+        unfit=Section("What not to use it for", (*texts["unfit"], general["unfit"])),
+        usage=_usage(checkpoint, texts.get("option", ""), model or recipe.name),
+        measured=dict(metrics),
     )
 
 
-def _summary(checkpoint: Checkpoint, data: CardData) -> str:
-    a = checkpoint.recipe.architecture
-    names = checkpoint.class_names
+def _summary(checkpoint: Checkpoint, images: str) -> str:
+    architecture, names = checkpoint.recipe.architecture, checkpoint.class_names
     classes = " and ".join(f"“{name}”" for name in names)
     if len(names) > 3:
         classes = f"{len(names)} classes (“{names[0]}” to “{names[-1]}”)"
-    colour = {1: "grey", 3: "colour"}.get(a.channels, f"{a.channels}-channel")
+    colour = {1: "grey", 3: "colour"}
+    channels = colour.get(architecture.channels, f"{architecture.channels}-channel")
     return (
-        f"It tells {classes} apart in {colour} pictures of {a.height}×{a.width} pixels "
-        f"({data.pictures}), and shows why: it changes a picture until it is convinced "
-        "of another class. It can because its network runs both ways (a normalising flow): from a "
-        "picture to numbers that say the class, and from changed numbers back to a picture."
+        f"Distinguishes {classes} in {channels} images of "
+        f"{architecture.height}×{architecture.width} pixels ({images}), and explains its "
+        "predictions by counterfactuals: it changes an image until it predicts another class. Its "
+        "network is a normalising flow, which runs in both directions: from an image to a latent "
+        "that determines the class, and from a changed latent back to an image."
     )
 
 
-def _data(checkpoint: Checkpoint, data: CardData) -> Section:
-    stages = _stages(checkpoint.training)
-    trained = next((stage[IMAGES] for _, stage in stages if IMAGES in stage), None)
-    counts = {"train": trained, "test": checkpoint.metrics.get("n")}
-    images = [f"{count:,} to {use}" for use, count in counts.items() if count is not None]
-    return Section(
-        "Data",
-        (
-            f"Data set `{checkpoint.recipe.dataset}`.",
-            *data.origin,
-            *([f"Images: {', '.join(images)}."] if images else []),
-            f"Licence: {data.licence}",
-        ),
-    )
-
-
-def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Section:
-    e = checkpoint.recipe
-    a, r = e.architecture, e.finetuning
-    sides = [f"{a.height >> n}×{a.width >> n}" for n in range(1, len(a.stages) + 1)]
-    stages = [
-        f"{stage.couplings} couplings of width {stage.width} at {side}"
-        for stage, side in zip(a.stages, sides, strict=True)
+def _data(checkpoint: Checkpoint, texts: Mapping[str, Any]) -> list[str]:
+    key = "training_images"
+    trained = [stage[key] for _, stage in _stages(checkpoint.training) if key in stage]
+    tested = [checkpoint.metrics["n"]] if "n" in checkpoint.metrics else []
+    counts = [f"{n:,} for training" for n in trained[:1]] + [f"{n:,} for testing" for n in tested]
+    return [
+        f"Dataset `{checkpoint.recipe.dataset}`.",
+        *texts["origin"],
+        *([f"Images: {', '.join(counts)}."] if counts else []),
+        f"Licence: {texts['licence']}",
     ]
-    if a.dense_width:
-        stages.append(f"{a.dense_couplings} fully connected of width {a.dense_width}")
-    smoothing = f"{e.label_smoothing:g}"
-    if e.refit_label_smoothing is not None:
-        smoothing += f"; {e.refit_label_smoothing:g} while class means are fitted at the end"
+
+
+def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
+    recipe = checkpoint.recipe
+    net, second = recipe.architecture, recipe.finetuning
+    stages = [
+        f"{stage.couplings} couplings of width {stage.width} "
+        f"at {net.height >> level}×{net.width >> level}"
+        for level, stage in enumerate(net.stages, 1)
+    ]
+    if net.dense_width:
+        stages.append(f"{net.dense_couplings} fully connected of width {net.dense_width}")
+    smoothing = f"{recipe.label_smoothing:g}"
+    if recipe.refit_label_smoothing is not None:
+        smoothing += f"; {recipe.refit_label_smoothing:g} while the class means are refitted"
     weights = sum(parameter.numel() for parameter in checkpoint.classifier.parameters())
     rows = {
         "network": "; ".join(stages),
         "parameters": f"{weights:,}",
-        "file": f"{size_in_bytes / 2**20:.1f} MiB, {e.stored_bits} bits a weight of a subnet",
-        "clamp": f"{a.clamp:g}: log-scales of a coupling stay within ±{a.clamp:g}",
-        "norm, dropout": f"{a.norm}, {a.dropout:g}",
-        "β": f"{e.beta:g}: weight of telling classes apart against likelihood (Eq. 9)",
-        "epochs": f"{e.epochs}" + (f", then {r.epochs}" if r else ""),
-        "learning rate": f"{e.learning_rate:g}" + (f", then {r.learning_rate:g}" if r else ""),
-        "batch size": e.batch_size,
-        "augmentation": _augmentation(e.augmentation),
-        "noise": f"{e.noise:g} (standard deviation, pixels of [0, 1])",
+        "file": f"{size_in_bytes / 2**20:.1f} MiB, {recipe.stored_bits} bits per subnet weight",
+        "clamp": f"{net.clamp:g}: log-scales of a coupling stay within ±{net.clamp:g}",
+        "norm, dropout": f"{net.norm}, {net.dropout:g}",
+        "β": f"{recipe.beta:g}: weight of classification against likelihood (Eq. 9)",
+        "epochs": f"{recipe.epochs}",
+        "learning rate": f"{recipe.learning_rate:g}",
+        "batch size": f"{recipe.batch_size}",
+        "augmentation": _augmentation(recipe.augmentation),
+        "noise": f"{recipe.noise:g} (standard deviation, pixels in [0, 1])",
         "label smoothing": smoothing,
-        "seed": e.seed,
+        "seed": f"{recipe.seed}",
     }
-    if r:
-        rows["second stage"] = (
-            f"proximity {r.proximity:g}, faithfulness {r.faithfulness:g}, realism {r.realism:g}"
+    if second:
+        rows["epochs"] += f", then {second.epochs}"
+        rows["learning rate"] += f", then {second.learning_rate:g}"
+        rows["fine-tuning"] = (
+            f"proximity {second.proximity:g}, faithfulness {second.faithfulness:g}, "
+            f"realism {second.realism:g}"
         )
-    if e.attribute_weight:
-        rows["other attributes"] = f"learned beside the class with weight {e.attribute_weight:g}"
-    if e.distillation_weight:
-        rows["teacher"] = (
-            f"its answer is {100 * e.distillation_weight:g} % of what is learned, labels the rest"
+    if recipe.attribute_weight:
+        rows["other attributes"] = f"auxiliary task with weight {recipe.attribute_weight:g}"
+    if recipe.distillation_weight:
+        rows["distillation"] = (
+            f"targets are {100 * recipe.distillation_weight:g} % the teacher's prediction, "
+            "the rest labels"
         )
-    table = tuple((name, str(value)) for name, value in rows.items())
-    return Section("Settings", table=(("setting", "value"), *table))
+    return Table("Settings", ("setting", "value"), tuple(rows.items()))
 
 
 def _augmentation(settings: Augmentation) -> str:
-    moves = {
+    changes = {
         f"shifted by up to {settings.shift:g} pixels": settings.shift,
-        f"turned by up to {settings.rotate:g}°": settings.rotate,
+        f"rotated by up to {settings.rotate:g}°": settings.rotate,
         f"scaled by up to {100 * settings.scale:g} %": settings.scale,
         f"sheared by up to {100 * settings.shear:g} %": settings.shear,
     }
-    moved = ", ".join(words for words, amount in moves.items() if amount)
-    parts = [f"{100 * settings.share:g} % of the images {moved}"] if moved else []
+    changed = ", ".join(words for words, amount in changes.items() if amount)
+    parts = [f"{100 * settings.share:g} % of the images {changed}"] if changed else []
     return "; ".join([*parts, *(["half of them mirrored"] if settings.flip else [])]) or "none"
 
 
 def _training(record: Mapping[str, Any]) -> list[str]:
-    """Of one stage or two, or of a mixture of two models."""
+    """Describe one stage or two, or a mixture of two models."""
     if "mixed" in record:
         share = 100 * record["mixed"]["share"]
         return [
-            "Its weights are a mixture of two models', without further training.",
+            "Its weights are a weighted mean of two models' weights, without further training.",
             *(
                 f"{part:g} % {which} model: {sentence}"
                 for which, part in {"first": 100 - share, "second": share}.items()
                 for sentence in _training(record.get(which, {}))
             ),
         ]
+    forms = {
+        "device": "on {}",
+        "seconds": "{:,.0f} s",
+        "images_per_second": "{:,} images/s",
+        "torch": "torch {}",
+    }
     sentences = []
     for title, stage in _stages(record):
         if "init_from" in stage:
-            sentences.append(f"Begun with the layers of {stage['init_from']}.")
-        if made := _made(stage):
-            sentences.append(f"{title}: {made}.")
+            sentences.append(f"Initialised from the layers of {stage['init_from']}.")
+        if facts := [form.format(stage[key]) for key, form in forms.items() if key in stage]:
+            sentences.append(f"{title}: {', '.join(facts)}.")
     return sentences or ["Not recorded."]
 
 
@@ -227,90 +212,74 @@ def _stages(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     first = record.get("first_stage")
     if first is None:
         return [("One stage", record)]
-    second = ("Second stage, which looks at counterfactuals", record)
-    # A mixture's second model may only say in words where its first stage was.
-    known = isinstance(first, Mapping)
-    return [*([("First stage", first)] if known else []), second]
-
-
-def _made(stage: Mapping[str, Any]) -> str:
-    words = {
-        "device": "on {}",
-        "seconds": "{:,.0f} s",
-        "images_per_second": "{:,} images/s",
-        "torch": "torch {}",
-    }
-    return ", ".join(words[key].format(stage[key]) for key in words if key in stage)
-
-
-def _metrics(metrics: Mapping[str, Any]) -> Section:
-    rows = (
-        (name, _shown(metrics[key], form) if key in metrics else "not measured", meaning)
-        for key, (name, form, meaning) in MEASURES.items()
-    )
-    return Section("Measured on test images", table=(("measure", "value", "meaning"), *rows))
+    # The second model of a mixture may name its first stage instead of recording it.
+    recorded = [("First stage", first)] if isinstance(first, Mapping) else []
+    return [*recorded, ("Fine-tuning on counterfactuals", record)]
 
 
 def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
-    """Shares as numbers of images, which is what they were."""
+    """Report proportions as numbers of test images."""
     if "n" not in metrics or "error" not in metrics:
-        return ["How often it errs is not known: it was not measured."]
+        return ["Its error is unknown: it was not measured."]
     n = int(metrics["n"])
-    wrong = round(metrics["error"] * n)
-    low, high = wilson_interval(wrong, n)
+    error = wilson(round(metrics["error"] * n), n)
     sentences = [
-        f"It misreads {wrong:,} of {n:,} test images. From so many the error is known to "
-        f"±{50 * (high - low):.2g} points: {_shown(low)} to {_shown(high)} (95 %, Wilson)."
+        f"It misclassifies {round(error.mean * n):,} of {n:,} test images. The 95 % confidence "
+        f"interval of the error (Wilson) is {_shown(error.low)} to {_shown(error.high)}, "
+        f"±{100 * error.half_width:.2g} points."
     ]
-    for key, (best, what) in {
-        "reached_q": (1, "counterfactuals at α₁ are not read as the class asked for"),
-        "reached_q_corrected": (1, "verified counterfactuals are not read as the class asked for"),
-        "tipping_third_class": (0, "tipping points belong to a third class"),
-        "typical": (1, "test images count as unlike the training images"),
-    }.items():
-        if key in metrics and (bad := round(abs(best - metrics[key]) * n)):
-            sentences.append(f"{bad:,} of {n:,} {what}.")
+    for key, text in TEXTS["measures"].items():
+        if "best" in text and key in metrics:
+            bad = round(abs(text["best"] - metrics[key]) * n)
+            sentences += [f"{bad:,} of {n:,} {text['failure']}"] if bad else []
     if metrics.get("round_trip_error", 0.0) > _HALF_A_STEP:
-        sentences.append("Its inverse is inexact: network and back change the stored image.")
+        sentences.append("Its inverse is inexact: f⁻¹(f(x)) changes the stored image.")
     return sentences
 
 
-def _usage(checkpoint: Checkpoint, data: CardData, model: str) -> Section:
+def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
     recipe, record, quoted = checkpoint.recipe, checkpoint.training, shlex.quote(model)
     sentences = [f"In Python: `ecinn.load({model!r})`."]
-    code = [f"ecinn explain PICTURE --model {quoted}", f"ecinn evaluate {quoted}{data.option}"]
-    if recipe.name in RECIPES:
+    code = [f"ecinn explain IMAGE --model {quoted}", f"ecinn evaluate {quoted}{option}"]
+    current = RECIPES.get(recipe.name)
+    if current is None:
+        sentences.append("This version has no recipe of that name and cannot train it again.")
+    else:
+        options = ""
+        if recipe.distillation_weight:
+            code.append(f"ecinn teacher --out TEACHER{option}")
+            options = " --teacher TEACHER"
         start = next(
             (stage["init_from"] for _, stage in _stages(record) if "init_from" in stage), None
         )
-        given = " --init-from START" if start else ""
-        if recipe.distillation_weight:
-            code.append(f"ecinn teacher --out TEACHER{data.option}")
-            given += " --teacher TEACHER"
-            sentences.append("What START begins with itself is said in docs/faces.md.")
-        elif start:
-            code.append(f"ecinn train {start} --out START{data.option}")
-        now = RECIPES[recipe.name]
-        given += "".join(
+        if start:
+            code += _train_start(start, options, option)
+            options = f" --init-from START{options}"
+        options += "".join(
             f" --{name.replace('_', '-')} {value:g}"
             for name in ("epochs", "learning_rate", "batch_size", "beta", "distillation_weight")
-            if (value := getattr(recipe, name)) != getattr(now, name)
+            if (value := getattr(recipe, name)) != getattr(current, name)
         )
-        given += " --finetune-epochs 0" if now.finetuning and not recipe.finetuning else ""
-        code.append(f"ecinn train {recipe.name} --out DIR{given}{data.option}")
-        if changed := [n for n in vars(now) if getattr(now, n) != getattr(recipe, n)]:
-            sentences.append(f"Trained now, its settings would differ: {', '.join(changed)}.")
-    else:
-        sentences.append("This version has no recipe of that name: it cannot train it again.")
+        options += " --finetune-epochs 0" if current.finetuning and not recipe.finetuning else ""
+        code.append(f"ecinn train {recipe.name} --out DIR{options}{option}")
+        if changed := [n for n in vars(current) if getattr(current, n) != getattr(recipe, n)]:
+            sentences.append(f"This version would train it with another {', '.join(changed)}.")
     if "mixed" in record:
         code.append(f"ecinn mix DIR OTHER --share {record['mixed']['share']} --out FILE")
-        sentences.append("OTHER was refined further from DIR: see docs/finetuning.md.")
-    return Section("How to load, measure and train it", tuple(sentences), code=tuple(code))
+        sentences.append("OTHER was fine-tuned from DIR (`ecinn train --refine-from DIR`).")
+    return Section("Loading, evaluating and training it", tuple(sentences), tuple(code))
 
 
-def _shown(value: float, form: str = ".2%") -> str:
-    return format(value, form).replace("%", " %")
+def _train_start(start: str, teacher: str, option: str) -> list[str]:
+    """Return the commands that train the model whose layers initialise another one."""
+    first = TEXTS["init_from"].get(start)
+    if first is None:
+        return [f"ecinn train {start} --out START{option}"]
+    return [
+        f"ecinn train {first} --out FIRST{option}",
+        f"ecinn train {start} --out START --init-from FIRST{teacher}{option}",
+    ]
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _shown(value: float | None, form: str = ".2%") -> str:
+    return "not measured" if value is None else format(value, form).replace("%", " %")

@@ -1,1 +1,1 @@
-"""The page and the service behind it."""
+"""The web service: a page to explore counterfactuals, and a JSON API."""

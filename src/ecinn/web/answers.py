@@ -1,7 +1,6 @@
-"""Explanations as the service answers them: JSON with PNGs, a zip of files, a film, a sheet."""
+"""Build the service's answers: JSON with PNGs and sentences, a zip of files, a film, a sheet."""
 
 import base64
-import dataclasses
 import io
 import json
 import tempfile
@@ -13,132 +12,141 @@ from typing import Any
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.classifier.out_of_distribution import REASONS
+from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
+from ecinn.drawing.pictures import percent
 from ecinn.explanation.files import write_pictures
 from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_uint8
-from ecinn.web import words
-from ecinn.web.passes import Reading
+from ecinn.web.passes import Prediction
 
 
-def predictions(reading: Reading) -> list[dict[str, Any]]:
-    """What the classifier says of every picture."""
-    answers = []
-    for row, unlike in enumerate(reading.out_of_distribution.tolist()):
-        why = tuple(r for r, yes in zip(REASONS, unlike, strict=True) if yes)
-        answers.append(
+def predictions(prediction: Prediction, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe every image with the keys of `Explanation.to_dict()`."""
+    images = []
+    for row, flags in enumerate(prediction.out_of_distribution.tolist()):
+        reasons = [reason for reason, flag in zip(REASONS, flags, strict=True) if flag]
+        images.append(
             {
-                "predicted": int(reading.p[row]),
-                "posterior": reading.posterior[row].tolist(),
-                "typical": not why,
-                "reasons": words.reasons(why),
+                "predicted": names[int(prediction.p[row])],
+                "posterior": dict(zip(names, prediction.posterior[row].tolist(), strict=True)),
+                "log_p": float(prediction.log_p[row]),
+                "typical": not reasons,
+                "out_of_distribution": reasons,
+                "caution": caution(reasons),
             }
         )
-    return answers
+    return images
 
 
-def explanations(e: Explanation) -> list[dict[str, Any]]:
-    """All that is known of every picture and target."""
-    return [_explanation(e, row) for row in range(len(e.x))]
+def explanation(e: Explanation) -> dict[str, Any]:
+    """Return `e.to_dict()` with pictures as data URLs and with sentences."""
+    report = e.to_dict()
+    for row, image in enumerate(report["images"]):
+        limit = e.heatmap_limit(row)
+        image["image"] = _image_url(to_uint8(e.x[row]))
+        image["caution"] = caution(e.reasons(row))
+        for column, target in enumerate(image["targets"]):
+            heatmap = e.heatmap[row, column]
+            overlay = overlay_array(to_uint8(e.x[row]), heatmap, limit)
+            target["tipping_point"]["image"] = _image_url(e.stored_tipping_point[row, column])
+            target["convincing"]["image"] = _image_url(e.stored_convincing[row, column])
+            target["heatmap"] = {
+                "full_colour": limit,
+                "image": _url(pictures.heatmap_array(heatmap, limit)),
+                "overlay": _url(overlay),
+            }
+            target["sentences"] = sentences(e, row, column)
+            if e.path is not None:
+                images = e.path.images[row, column]
+                maps = equations.heatmap(e.x[row].expand_as(images), images)
+                target["path"]["images"] = [_image_url(image) for image in to_uint8(images)]
+                target["path"]["heatmaps"] = [
+                    _url(pictures.heatmap_array(heatmap, limit)) for heatmap in maps
+                ]
+    return report
 
 
 def sheet(e: Explanation) -> bytes:
-    """The explanation sheet as a PNG."""
+    """Draw the explanation sheet as a PNG."""
     return pictures.png_bytes(e.picture())
 
 
 def film(e: Explanation) -> bytes:
-    """The path there and back as a GIF."""
+    """Draw the path and back as a GIF."""
     assert e.path is not None
     return pictures.film_bytes(e.path.film(), "gif")
 
 
-def archive(e: Explanation, notes: Sequence[tuple[str, ...]]) -> bytes:
-    """Of every picture the sheet, every counterfactual, its heatmap, and all numbers as JSON."""
+def archive(e: Explanation) -> bytes:
+    """Zip the sheet, counterfactuals and heatmaps of every image, and `explanation.json`."""
     buffer = io.BytesIO()
     with (
         tempfile.TemporaryDirectory(prefix="ecinn-") as place,
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as files,
     ):
         folder = Path(place)
-        for row, remarks in enumerate(notes):
-            one = e[row]
-            name = f"picture-{row + 1}"
-            one = dataclasses.replace(one, remarks=(tuple(remarks),))
-            report = write_pictures(one, folder, names=[name])["images"][0]
-            for target in report["targets"]:
+        names = [f"image-{index + 1}" for index in e.indices.tolist()]
+        report = write_pictures(e, folder, names=names)
+        for image in report["images"]:
+            image["picture"] = Path(image["picture"]).name
+            for target in image["targets"]:
                 for kind in ("tipping_point", "convincing", "heatmap"):
                     target[kind]["file"] = Path(target[kind]["file"]).name
-            report["picture"] = Path(report["picture"]).name
-            files.writestr(
-                f"{name}-certificate.json", json.dumps(report, indent=1, ensure_ascii=False)
-            )
+        files.writestr("explanation.json", json.dumps(report, indent=1, ensure_ascii=False))
         for path in sorted(folder.iterdir()):
             files.write(path, path.name)
     return buffer.getvalue()
 
 
-def png_url(array: pictures.Array) -> str:
-    """A picture as a data URL."""
-    return data_url(pictures.png_bytes(pictures.to_image(array)))
-
-
-def data_url(png: bytes) -> str:
-    """A PNG file that can stand where a page wants an address."""
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def _explanation(e: Explanation, row: int) -> dict[str, Any]:
-    why = e.reasons(row)
-    return {
-        "input": _image_url(to_uint8(e.x[row])),
-        "predicted": int(e.p[row]),
-        "posterior": e.posterior[row].tolist(),
-        "typical": not why,
-        "reasons": words.reasons(why),
-        "targets": [_target(e, row, column) for column in range(e.q.shape[1])],
-    }
-
-
-def _target(e: Explanation, row: int, column: int) -> dict[str, Any]:
-    heatmap, limit = e.heatmap[row, column], _limit(e, row)
+def sentences(e: Explanation, row: int, column: int) -> list[str]:
+    """Describe one counterfactual, the most important first."""
+    p, q = int(e.p[row]), int(e.q[row, column])
+    verdict = e.convincing_certificate.verdict[row, column]
+    winner = int(e.convincing_certificate.winner[row, column])
+    name = [article(name) for name in e.class_names]
+    lines = [
+        f"The stored image is classified as {name[winner]} ({percent(float(verdict[winner]))})."
+    ]
+    if winner != q:
+        lines.append(f"The target, {name[q]}, was not reached.")
+    if e.confidence is not None and not bool(e.reachable[row, column]):
+        highest = percent(float(e.convincing_certificate.posterior[row, column, q]))
+        lines.append(f"The highest reachable confidence is {highest}.")
+    elif e.confidence is not None and not bool(e.as_asked[row, column]):
+        lines.append(f"The requested confidence was {percent(e.confidence)}.")
     third = int(e.third_class[row, column])
-    return {
-        "target": int(e.q[row, column]),
-        "alpha_0": float(e.alpha_0[row, column]),
-        "alpha_1": float(e.alpha[row, column]),
-        "tipping_point": _image_url(e.stored_tipping_point[row, column]),
-        "convincing": _image_url(e.stored_convincing[row, column]),
-        "heatmap": png_url(pictures.heatmap_array(heatmap, limit)),
-        "overlay": png_url(overlay_array(to_uint8(e.x[row]), heatmap, limit)),
-        "tipping_posterior": e.tipping_certificate.verdict[row, column].tolist(),
-        "convincing_posterior": e.convincing_certificate.verdict[row, column].tolist(),
-        "reached": bool(e.convincing_certificate.reached[row, column]),
-        "third_class": None if third < 0 else third,
-        "words": words.certificate(e, row, column),
-        "path": _path(e, row, column, limit),
-    }
+    tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"
+    lines.append(f"{tie}, but {name[third]} is more likely." if third >= 0 else f"{tie}.")
+    if warning := caution(e.reasons(row)):
+        lines.append(f"Caution: {warning[0].lower()}{warning[1:]}")
+    return lines
 
 
-def _path(e: Explanation, row: int, column: int, limit: float) -> dict[str, Any] | None:
-    if e.path is None:
+def caution(reasons: Sequence[str]) -> str | None:
+    """Warn of an out-of-distribution image."""
+    if not reasons:
         return None
-    images = e.path.images[row, column]
-    maps = equations.heatmap(e.x[row].expand_as(images), images)
-    return {
-        "alphas": e.path.alphas[row, column].tolist(),
-        "images": [_image_url(image) for image in to_uint8(images)],
-        "heatmaps": [png_url(pictures.heatmap_array(heatmap, limit)) for heatmap in maps],
-        "posteriors": e.path.verdict[row, column].tolist(),
-    }
+    words = " and ".join(IN_WORDS[reason] for reason in reasons)
+    return f"This image does not look like a training image: it is {words}."
+
+
+def article(name: str) -> str:
+    """Return a digit with its article, and other class names as they are.
+
+    >>> article("8"), article("3"), article("smiling")
+    ('an 8', 'a 3', 'smiling')
+    """
+    if not name.isdigit():
+        return name
+    return f"an {name}" if name.startswith("8") or name in ("11", "18") else f"a {name}"
 
 
 def _image_url(stored: Tensor) -> str:
-    return png_url(pictures.image_array(stored))
+    return _url(pictures.image_array(stored))
 
 
-def _limit(e: Explanation, row: int) -> float:
-    """One scale for all targets and the whole way, so that the maps can be compared."""
-    return max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[row])
+def _url(array: pictures.Array) -> str:
+    png = pictures.png_bytes(pictures.to_image(array))
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

@@ -1,9 +1,9 @@
 """The service as an ASGI application."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,25 +11,28 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ecinn.errors import InputError
-from ecinn.flow.precision import exact_convolutions
 from ecinn.web import schemas
 from ecinn.web import static as page
 from ecinn.web.batching import FullError
-from ecinn.web.bodies import Bounded
 from ecinn.web.catalogue import Catalogue
-from ecinn.web.documentation import documentation
 from ecinn.web.metrics import Metrics, Observed
 from ecinn.web.routes import api, operations
-from ecinn.web.security import Guarded, Hardened, error_answer
+from ecinn.web.security import Bounded, Guarded, Hardened, error_answer
 from ecinn.web.service import Service, UnknownError
 from ecinn.web.settings import Settings
 from ecinn.web.uploads import TooLargeError, WrongTypeError
 
 _DESCRIPTION = (
-    "Counterfactual explanations of images in two network evaluations: what would have to be "
-    "different in a picture for the classifier to read it as another class. Errors are one line: "
+    "Counterfactual explanations of images in two network evaluations: how an image would have to "
+    "change for the classifier to predict another class. Errors are one line of JSON: "
     '{"error": "…"}.'
 )
+_STATUSES: Mapping[type[Exception], int] = {
+    InputError: 422,
+    UnknownError: 404,
+    TooLargeError: 413,
+    WrongTypeError: 415,
+}
 
 
 def create_app(
@@ -39,11 +42,11 @@ def create_app(
     token: str | None = None,
     page_folder: Path = page.FOLDER,
 ) -> FastAPI:
-    """The service for these models.
+    """Create the application that serves these models.
 
     Args:
-        token: every request to the API must then bear it.
-        page_folder: where the page's files are.
+        token: the bearer token that the API requires; None for a public API.
+        page_folder: the folder of the page's files.
     """
     settings = settings or Settings()
     metrics = Metrics()
@@ -51,12 +54,11 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with exact_convolutions():
-            service.start()
-            try:
-                yield
-            finally:
-                await service.close()
+        service.start()
+        try:
+            yield
+        finally:
+            await service.close()
 
     app = FastAPI(
         title="ECINN",
@@ -93,26 +95,18 @@ def _add_page(app: FastAPI, folder: Path) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return documentation(app.openapi())
+        return page.documentation(app.openapi())
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Whatever is wrong with a request is said in one line and with the right status."""
-    statuses = {
-        InputError: 422,
-        UnknownError: 404,
-        TooLargeError: 413,
-        WrongTypeError: 415,
-    }
+    """Answer every error with one line and the right status."""
 
-    def answer(status: int) -> Any:  # noqa: ANN401
-        async def handler(_: Request, error: Exception) -> Response:
-            return error_answer(status, str(error))
+    async def known(_: Request, error: Exception) -> Response:
+        status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+        return error_answer(status, str(error))
 
-        return handler
-
-    for kind, status in statuses.items():
-        app.add_exception_handler(kind, answer(status))
+    for kind in _STATUSES:
+        app.add_exception_handler(kind, known)
 
     @app.exception_handler(FullError)
     async def full(_: Request, error: FullError) -> Response:
@@ -120,13 +114,9 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        lines = {
-            404: "there is nothing here: the page is at /, the API's words at /docs",
-            405: "this address is not for that method: see /docs",
-        }
-        return error_answer(
-            error.status_code, lines.get(error.status_code, str(error.detail)), error.headers
-        )
+        lines = {404: page.NOT_FOUND, 405: "this address does not take that method: see /docs"}
+        line = lines.get(error.status_code, str(error.detail))
+        return error_answer(error.status_code, line, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -136,18 +126,18 @@ def _add_errors(app: FastAPI) -> None:
 def _validation(request: Request, error: RequestValidationError) -> tuple[int, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     form = request.url.path.endswith("/files")
-    wanted = "multipart/form-data" if form else "application/json"
-    if request.method == "POST" and kind != wanted:
-        return 415, f"send {wanted}"
+    expected = "multipart/form-data" if form else "application/json"
+    if request.method == "POST" and kind != expected:
+        return 415, f"send {expected}"
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return 400, "the body is not JSON"
-    where = [str(part) for part in first["loc"][1:]]
+    path = [str(part) for part in first["loc"][1:]]
     kinds = {kind.__name__ for kind in get_args(schemas.GivenImage)}
-    if kinds & set(where):
-        where = where[: next(place for place, part in enumerate(where) if part in kinds)]
+    if kinds & set(path):
+        path = path[: next(place for place, part in enumerate(path) if part in kinds)]
         first["msg"] = (
             'an image is {"png": base64 of a file}, {"sample": number} or '
             '{"pixels": rows of values from 0 to 255}'
         )
-    return 422, f"{'.'.join(where) or 'body'}: {first['msg']}"[:300]
+    return 422, f"{'.'.join(path) or 'body'}: {first['msg']}"[:300]

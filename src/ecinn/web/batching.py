@@ -1,4 +1,4 @@
-"""Concurrent requests joined into one piece of work: bounded queue, bounded wait, off the loop."""
+"""Batch concurrent requests: a bounded queue, and work in threads off the event loop."""
 
 import asyncio
 import math
@@ -14,11 +14,11 @@ from ecinn.errors import EcinnError
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Wanted = Callable[[], bool]
-"""Whether anybody still waits for what is being computed."""
+"""Returns True while a client waits for the answer."""
 Compute = Callable[[Sequence[Ask], Wanted], Sequence[Answer | Exception]]
-"""Answers in the order asked; what is wrong with one of them is its answer."""
+"""Returns one answer or exception for every request, in their order."""
 
-LONGEST_RETRY = 60
+MAX_RETRY = 60
 
 
 class FullError(EcinnError):
@@ -30,12 +30,12 @@ class FullError(EcinnError):
 
 
 class AbandonedError(EcinnError):
-    """Nobody waits for the answer any more."""
+    """No client waits for the answer any more: the work is given up."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a queue and of what is joined from it."""
+    """Limits of a queue and of the batches taken from it."""
 
     queued: int
     joined_cost: int
@@ -52,7 +52,7 @@ class _Job(Generic[Ask, Answer]):
 
 
 class Batcher(Generic[Ask, Answer]):
-    """Requests of the same key that wait at the same time are computed together.
+    """Computes waiting requests of the same key together.
 
     All of its state belongs to the event loop; only `compute` runs in threads. A request that is
     cancelled while it waits is never computed.
@@ -67,7 +67,7 @@ class Batcher(Generic[Ask, Answer]):
         cost: Callable[[Ask], int],
         observe: Callable[[int, float], None] = lambda joined, seconds: None,
     ) -> None:
-        """Args: observe: told how many requests were joined and how long they took."""
+        """Args: observe: called with the size of every batch and the seconds it took."""
         self._compute, self._bounds = compute, bounds
         self._key, self._cost, self._observe = key, cost, observe
         self._waiting: deque[_Job[Ask, Answer]] = deque()
@@ -77,11 +77,11 @@ class Batcher(Generic[Ask, Answer]):
         self._seconds_per_job = 0.05
 
     def start(self) -> None:
-        """Begin to work; in a running event loop."""
+        """Start to work, in a running event loop."""
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._bounds.workers)]
 
     async def close(self) -> None:
-        """End; what still waits is cancelled, what is being computed is waited for."""
+        """Cancel waiting requests and finish the batches in progress."""
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -91,17 +91,17 @@ class Batcher(Generic[Ask, Answer]):
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue that somebody still waits for."""
+        """Number of queued requests whose clients still wait."""
         return sum(not job.answer.done() for job in self._waiting)
 
     @property
     def retry_after(self) -> int:
-        """Seconds until the queue will have emptied, as far as can be told."""
+        """Estimated seconds until the queue is empty."""
         seconds = self.waiting * self._seconds_per_job / self._bounds.workers
-        return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
+        return min(max(1, math.ceil(seconds)), MAX_RETRY)
 
     async def submit(self, ask: Ask) -> Answer:
-        """The answer, once it is computed together with others; FullError where too many wait."""
+        """Compute a request together with others; raise FullError if too many wait."""
         if len(self._waiting) >= self._bounds.queued:
             self._forget()
         if len(self._waiting) >= self._bounds.queued:
@@ -112,7 +112,7 @@ class Batcher(Generic[Ask, Answer]):
         return await answer
 
     def _forget(self) -> None:
-        """Drop those that nobody waits for."""
+        """Drop cancelled requests."""
         self._waiting = deque(job for job in self._waiting if not job.answer.done())
 
     async def _work(self) -> None:
@@ -126,7 +126,7 @@ class Batcher(Generic[Ask, Answer]):
                 self._arrived.clear()
 
     def _take(self) -> list[_Job[Ask, Answer]]:
-        """The oldest request and, in their order, those that may join it."""
+        """Take the oldest request and, in order, those that may be batched with it."""
         self._forget()
         taken: list[_Job[Ask, Answer]] = []
         left: deque[_Job[Ask, Answer]] = deque()

@@ -1,103 +1,80 @@
-"""The models that are served: loaded once, found by their names alone."""
+"""The models of the service, loaded once and found by name."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
-from ecinn.data.celeba import find_folder
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.model import Model, load
+from ecinn.model import Model
+from ecinn.model import load as load_model
 
 Kind = Literal["digits", "dots", "faces", "images"]
-DEFAULT_MODELS = (
-    "mnist",
-    "fakemnist",
-    "celeba-smile",
-    "celeba-cheekbones",
-    "celeba-lipstick",
-    "celeba-makeup",
-)
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        "mnist": "Digits",
-        "fakemnist": "Digits told by dots",
-        "celeba-smile": "Faces: smile",
-        "celeba-cheekbones": "Faces: cheekbones",
-        "celeba-lipstick": "Faces: lipstick",
-        "celeba-makeup": "Faces: makeup",
-    }
-)
+TITLES: Mapping[str, str] = {
+    "mnist": "Digits",
+    "fakemnist": "Digits labelled by dots",
+    "celeba-smile": "Faces: smile",
+    "celeba-cheekbones": "Faces: cheekbones",
+    "celeba-lipstick": "Faces: lipstick",
+    "celeba-makeup": "Faces: makeup",
+}
+DEFAULT_MODELS = tuple(TITLES)
 
 
 @dataclass(frozen=True)
-class Served:
-    """A model with what people may ask of it."""
+class ServedModel:
+    """A model and its test images."""
 
     name: str
     title: str
     kind: Kind
     model: Model
     samples: Dataset | None
-    """Test images; None where they are not at hand."""
+    """Test images; None if they are not available."""
 
     @property
     def values(self) -> int:
-        """Of one picture."""
-        channels, height, width = self.model.classifier.image_shape
+        """Values of one image."""
+        channels, height, width = self.model.image_shape
         return channels * height * width
 
 
-Catalogue = Mapping[str, Served]
+Catalogue = Mapping[str, ServedModel]
 
 
 def load_catalogue(
     names: Sequence[str],
     celeba: Path | None = None,
     *,
-    read: Callable[[str, Path | None], Dataset] | None = None,
+    load: Callable[[str], Dataset] | None = None,
 ) -> Catalogue:
-    """The models, with their test images; faces only where a folder of CelebA is known.
+    """Load models and their test images; faces only if a folder of CelebA is known.
 
     Args:
-        read: gives the test images of a data set, by default without a word while it decodes.
+        load: loads the test images of a dataset by its name.
     """
-    served: dict[str, Served] = {}
+    catalogue: dict[str, ServedModel] = {}
     for name_or_path in names:
-        model = load(name_or_path)
-        name = _name(name_or_path)
-        if name in served:
+        model, name = load_model(name_or_path, "cpu"), _name(name_or_path)
+        if name in catalogue:
             raise InputError(f"two models are called {name!r}: rename a file or leave one out")
-        dataset = model.checkpoint.recipe.dataset
-        samples = _samples(model, celeba, read)
-        served[name] = Served(name, TITLES.get(name, name), _kind(dataset), model, samples)
-    return MappingProxyType(served)
-
-
-def _samples(
-    model: Model, celeba: Path | None, read: Callable[[str, Path | None], Dataset] | None
-) -> Dataset | None:
-    recipe = model.checkpoint.recipe
-    if recipe.dataset.startswith("celeba"):
-        if celeba is None and not os.environ.get("ECINN_CELEBA"):
-            return None
-        celeba = find_folder(celeba)
-    elif recipe.dataset not in ("mnist", "fakemnist"):
-        return None
-    return recipe.load("test", celeba) if read is None else read(recipe.dataset, celeba)
+        kind, samples = _kind(model.recipe.dataset), None
+        available = celeba is not None or os.environ.get("ECINN_CELEBA")
+        if kind in ("digits", "dots") or (kind == "faces" and available):
+            dataset = model.recipe.dataset
+            samples = load(dataset) if load else model.recipe.load("test", celeba)
+        catalogue[name] = ServedModel(name, TITLES.get(name, name), kind, model, samples)
+    return catalogue
 
 
 def _kind(dataset: str) -> Kind:
-    if dataset.startswith("celeba"):
-        return "faces"
-    kinds: Mapping[str, Kind] = {"mnist": "digits", "fakemnist": "dots"}
-    return kinds.get(dataset, "images")
+    kinds: Mapping[str, Kind] = {"mnist": "digits", "fakemnist": "dots", "celeba": "faces"}
+    return kinds.get(dataset.partition("/")[0], "images")
 
 
 def _name(model: str) -> str:
-    """A shipped model's name, or what its file is called, or its folder."""
+    """Return a shipped model's name, or the name of a model's file or folder."""
     path = Path(model)
     return path.parent.name if path.name == "model.safetensors" else path.name.split(".")[0]

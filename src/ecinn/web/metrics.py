@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus, and the one line it logs of a request."""
+"""Prometheus metrics of the service, and one log line per request."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ log = logging.getLogger("ecinn.web")
 
 
 class Metrics:
-    """Counters of one service; nothing global."""
+    """Metrics of one service, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -27,25 +27,31 @@ class Metrics:
             "ecinn_requests", "Answered requests.", ["route", "status"], registry=self.registry
         )
         self.seconds = Histogram(
-            "ecinn_request_seconds", "From request to answer.", ["route"], registry=self.registry
+            "ecinn_request_seconds",
+            "Seconds from request to answer.",
+            ["route"],
+            registry=self.registry,
         )
         self.joined = Histogram(
             "ecinn_joined_requests",
-            "Requests joined into one network pass; their count is that of the passes.",
+            "Requests per network pass; the count is the number of passes.",
             ["queue"],
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
             registry=self.registry,
         )
         self.pass_seconds = Counter(
-            "ecinn_pass_seconds", "Spent in network passes.", ["queue"], registry=self.registry
+            "ecinn_pass_seconds",
+            "Seconds spent in network passes.",
+            ["queue"],
+            registry=self.registry,
         )
         self.in_flight = Gauge(
             "ecinn_in_flight", "Requests being answered.", registry=self.registry
         )
-        self.queue = Gauge("ecinn_queue", "Requests that wait.", ["queue"], registry=self.registry)
+        self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=self.registry)
 
     def observe_pass(self, queue: str) -> Callable[[int, float], None]:
-        """What a queue tells after each pass."""
+        """Return an observer of the passes of one queue."""
 
         def observe(joined: int, seconds: float) -> None:
             self.joined.labels(queue).observe(joined)
@@ -54,22 +60,22 @@ class Metrics:
         return observe
 
     def watch_queue(self, queue: str, length: Callable[[], int]) -> None:
-        """Ask for the length whenever it is wanted."""
+        """Read the length of a queue whenever the metrics are read."""
         self.queue.labels(queue).set_function(length)
 
     def text(self) -> bytes:
-        """In the format of Prometheus."""
+        """Format all metrics for Prometheus."""
         return generate_latest(self.registry)
 
 
 class Observed:
-    """ASGI: counts every request and logs its size, its status and how long it took."""
+    """ASGI layer that counts every request and logs its size, status and duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and look on."""
+        """Measure one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started, seen = time.perf_counter(), {"size": 0, "status": 499}
@@ -97,5 +103,5 @@ class Observed:
 
 
 def _route(scope: Scope) -> str:
-    """The route as it is declared: what people write into an address is nobody's business."""
+    """Return the declared route, so that no part of a URL is recorded."""
     return getattr(scope.get("route"), "path", "other")

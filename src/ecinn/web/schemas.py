@@ -1,4 +1,4 @@
-"""What requests and answers look like, with examples: the OpenAPI document is made from these."""
+"""Requests and answers of the API with examples, from which the OpenAPI document is made."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -7,11 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from ecinn.web.settings import FURTHEST_ALPHA, MOST_FRAMES, MOST_IMAGES, MOST_ROWS
+from ecinn.web.settings import MAX_ALPHA, MAX_FRAMES, MAX_IMAGES, MAX_ROWS
 
 ClassNumber = Annotated[int, Field(ge=0, le=999, strict=True)]
+ClassName = Annotated[str, Field(min_length=1, max_length=100)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5)]
-Posterior = Annotated[list[Probability], Field(description="p(y) of every class.")]
+Posterior = Annotated[dict[str, Probability], Field(description="p(y) by class name.")]
 Png = Annotated[str, Field(pattern="^data:image/png;base64,", description="A data URL.")]
 Confidence = Annotated[
     float | None,
@@ -19,28 +20,42 @@ Confidence = Annotated[
         gt=0,
         lt=1,
         allow_inf_nan=False,
-        description="How sure of the target the convincing picture shall be, instead of at α₁.",
+        description="Posterior of the target at the convincing image, instead of that at α₁.",
     ),
 ]
-Alpha = Annotated[float, Field(ge=-FURTHEST_ALPHA, le=FURTHEST_ALPHA, allow_inf_nan=False)]
+Alpha = Annotated[float, Field(ge=-MAX_ALPHA, le=MAX_ALPHA, allow_inf_nan=False)]
+Target = Annotated[ClassNumber | ClassName, Field(description="A class by its number or name.")]
 Targets = Annotated[
-    Literal["all"] | Annotated[list[ClassNumber], Field(min_length=1, max_length=1000)] | None,
-    Field(description="Class numbers, all others, or null for the class that comes second."),
+    Literal["all"] | Annotated[list[Target], Field(min_length=1, max_length=1000)] | None,
+    Field(description="Classes, all others, or null for the second most likely class."),
+]
+Path = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_FRAMES, strict=True)]
+    | Annotated[list[Alpha], Field(min_length=1, max_length=MAX_FRAMES + 2)]
+    | None,
+    Field(
+        description="Also return the path: a number of α from 0 to 1.3·α, besides α₀ and α, or "
+        "a list of α."
+    ),
 ]
 ModelName = Annotated[
     str, Field(min_length=1, max_length=100, description="One of /api/v1/models.")
 ]
 
 
+def _examples(*examples: JsonDict) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": list(examples)})
+
+
 class Strict(BaseModel):
-    """Nothing but what is said here."""
+    """Refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def nothing_else(cls, given: Any) -> Any:  # noqa: ANN401
-        """One error however many keys are too many: pydantic would make one of each."""
+    def refuse_unknown_keys(cls, given: Any) -> Any:  # noqa: ANN401
+        """Raise one error however many keys are unknown: pydantic would make one of each."""
         if isinstance(given, Mapping):
             for key in given:
                 if key not in cls.model_fields:
@@ -49,100 +64,73 @@ class Strict(BaseModel):
         return given
 
 
-class PictureFile(Strict):
-    """A picture file of any size."""
+class ImageFile(Strict):
+    """An image file of any size."""
 
     png: str = Field(min_length=1, description="Base64 of a PNG, JPEG, WebP or BMP file.")
 
 
 class Sample(Strict):
-    """One of the model's test images."""
+    """A test image of the model."""
 
     sample: int = Field(ge=0, le=10_000_000, strict=True)
 
 
 _VALUE: JsonDict = {"type": "integer", "minimum": 0, "maximum": 255}
 _COLOUR: JsonDict = {"type": "array", "items": _VALUE, "minItems": 3, "maxItems": 3}
-_ROW: JsonDict = {"type": "array", "items": {"anyOf": [_VALUE, _COLOUR]}, "maxItems": MOST_ROWS}
+_ROW: JsonDict = {"type": "array", "items": {"anyOf": [_VALUE, _COLOUR]}, "maxItems": MAX_ROWS}
 
 
 class PixelValues(Strict):
-    """Rows of grey values, or of red, green and blue, at the model's own size."""
+    """Rows of grey values, or of red, green and blue, at the model's image size."""
 
-    # Checked by `uploads.read_pixels` in one go: pydantic would make an error of every value.
-    pixels: list[Any] = Field(
-        min_length=1, max_length=MOST_ROWS, json_schema_extra={"items": _ROW}
-    )
+    # Checked by `uploads.read_pixels`: pydantic would make an error of every value.
+    pixels: list[Any] = Field(min_length=1, max_length=MAX_ROWS, json_schema_extra={"items": _ROW})
 
 
-GivenImage = PictureFile | Sample | PixelValues
-Images = Annotated[list[GivenImage], Field(min_length=1, max_length=MOST_IMAGES)]
+GivenImage = ImageFile | Sample | PixelValues
+Images = Annotated[list[GivenImage], Field(min_length=1, max_length=MAX_IMAGES)]
 
 
 class PredictRequest(Strict):
-    """Pictures to read."""
+    """Images to predict."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"model": "mnist", "images": [{"sample": 18}]}]},
-    )
+    model_config = _examples({"model": "mnist", "images": [{"sample": 18}]})
     model: ModelName
     images: Images
 
 
 class ExplainRequest(Strict):
-    """Pictures to explain."""
+    """Images to explain."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {"model": "mnist", "images": [{"sample": 18}], "targets": [8], "frames": 5},
-                {"model": "mnist", "images": [{"sample": 18}], "targets": None, "confidence": 0.9},
-            ]
-        },
+    model_config = _examples(
+        {"model": "mnist", "images": [{"sample": 18}], "targets": ["8"], "path": 5},
+        {"model": "mnist", "images": [{"sample": 18}], "targets": None, "confidence": 0.9},
     )
     model: ModelName
     images: Images
     targets: Targets = None
     confidence: Confidence = None
     correct: bool = Field(
-        default=False, description="Correct what the classifier does not read as was asked."
+        default=False, description="Correct α where the stored image is not as requested."
     )
-    frames: int = Field(
-        default=0,
-        ge=0,
-        le=MOST_FRAMES,
-        description="Also the path: so many α from 0 to 1.3·α₁, and α₀ and α₁ among them.",
-    )
-    alphas: Annotated[
-        Annotated[list[Alpha], Field(min_length=1, max_length=MOST_FRAMES + 2)] | None,
-        Field(description="Also the path: exactly at these α. Leave frames out then."),
-    ] = None
+    path: Path = None
 
 
 class FilmRequest(Strict):
-    """A picture and where its path shall lead."""
+    """An image and the target of its path."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"model": "mnist", "image": {"sample": 18}, "target": 8}]},
-    )
+    model_config = _examples({"model": "mnist", "image": {"sample": 18}, "target": "8"})
     model: ModelName
     image: GivenImage
-    target: ClassNumber
+    target: Target
     confidence: Confidence = None
 
 
 class SheetRequest(Strict):
-    """A picture and the classes it shall be explained against."""
+    """An image and the targets of its explanation."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"model": "mnist", "image": {"sample": 18}, "targets": "all"}]
-        },
-    )
+    model_config = _examples({"model": "mnist", "image": {"sample": 18}, "targets": "all"})
     model: ModelName
     image: GivenImage
     targets: Targets = "all"
@@ -150,7 +138,7 @@ class SheetRequest(Strict):
 
 
 class ErrorAnswer(BaseModel):
-    """What was wrong and what to do, in one line."""
+    """An error and what to do about it, in one line."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"error": "too many requests: try again in 2 s"}]}
@@ -159,88 +147,129 @@ class ErrorAnswer(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """A model that is served."""
+    """A model of the service."""
 
     name: str = Field(examples=["mnist"])
     title: str = Field(examples=["Digits"])
     kind: Literal["digits", "dots", "faces", "images"]
-    classes: list[str] = Field(description="What they are called, by their number.")
+    classes: list[str] = Field(description="Class names, by class number.")
     channels: int
     height: int
     width: int
-    samples: int = Field(description="Test images that can be asked for.")
+    samples: int = Field(description="Number of test images.")
 
 
 class ModelsAnswer(BaseModel):
-    """All models that are served."""
+    """All models of the service."""
 
     models: list[ModelAnswer]
 
 
 class Prediction(BaseModel):
-    """What the classifier says of a picture."""
+    """The prediction of an image."""
 
-    predicted: int = Field(examples=[3])
+    predicted: str = Field(examples=["3"])
     posterior: Posterior
-    typical: bool = Field(description="Whether it is like nearly all training images.")
-    reasons: list[str] = Field(description="Why not, where it is not.")
+    log_p: float = Field(description="log p(x), pixels in [0, 1].")
+    typical: bool | None = Field(description="False for out-of-distribution images.")
+    out_of_distribution: list[str] = Field(examples=[["texture"]])
+    caution: str | None = Field(description="A sentence about an out-of-distribution image.")
 
 
 class PredictAnswer(BaseModel):
-    """A prediction for every picture."""
+    """A prediction for every image."""
 
     model: str
-    predictions: list[Prediction]
+    images: list[Prediction]
 
 
 class PathAnswer(BaseModel):
-    """The way from the picture to the counterfactual and beyond."""
+    """The path from the image to the counterfactual and beyond."""
 
     alphas: list[float]
+    posterior: dict[str, list[Probability]] = Field(
+        description="p(y) of the stored 8-bit images along the path, by class name."
+    )
     images: list[Png]
     heatmaps: list[Png]
-    posteriors: list[Posterior] = Field(description="Of every stored 8-bit picture.")
+
+
+class Counterfactual(BaseModel):
+    """A counterfactual image and its certificate."""
+
+    posterior: Posterior
+    stored_posterior: Posterior | None = Field(description="Of the stored 8-bit image.")
+    winner: str = Field(description="The predicted class.")
+    reached: bool = Field(description="True if the target is the predicted class.")
+    clamped: float = Field(description="Share of pixels clamped to [0, 1] for storing.")
+    image: Png
+
+
+class Heatmap(BaseModel):
+    """The change of the convincing image: white is zero, red is lighter, blue is darker."""
+
+    full_colour: float = Field(description="Change of a pixel in [0, 1] drawn in full colour.")
+    image: Png
+    overlay: Png = Field(description="The heatmap over the input.")
 
 
 class TargetAnswer(BaseModel):
-    """Why it is not the target."""
+    """The explanation of an image against one target."""
 
-    target: int
-    alpha_0: float = Field(description="Where the two classes tie.")
-    alpha_1: float = Field(
-        description="Where the convincing picture is: at the paper's 4/5 + α₀/2, where the "
-        "asked confidence is obtained, or where a correction led."
+    target: str
+    alpha_0: float = Field(description="α at which the two classes are equally likely.")
+    alpha_1: float = Field(description="The paper's convincing α, 4/5 + α₀/2.")
+    alpha: float = Field(
+        description="α of the convincing image: α₁, or that of the requested confidence, or the "
+        "corrected one."
     )
-    tipping_point: Png
-    convincing: Png
-    heatmap: Png = Field(description="Zero white; red where light is added, blue where taken.")
-    overlay: Png = Field(description="The heatmap over the input.")
-    tipping_posterior: Posterior
-    convincing_posterior: Posterior = Field(description="Of the stored 8-bit picture.")
-    reached: bool = Field(description="Whether the stored picture is read as the target.")
-    third_class: int | None = Field(
-        description="The class that wins at the tipping point where neither of the two does."
+    reachable: bool = Field(description="True if the requested confidence exists on the path.")
+    highest: float | None = Field(description="The highest confidence, if it is not reachable.")
+    as_asked: bool = Field(description="True if the stored image fulfils the request.")
+    corrections: int
+    passes: int = Field(description="Network evaluations.")
+    third_class: str | None = Field(
+        description="The class that wins at the tipping point if it is neither of the two."
     )
-    words: list[str] = Field(examples=[["The stored picture is read as an 8 with 99.7 %."]])
+    tipping_point: Counterfactual
+    convincing: Counterfactual
+    heatmap: Heatmap
+    sentences: list[str] = Field(examples=[["The stored image is classified as an 8 (99.7 %)."]])
     path: PathAnswer | None
 
 
-class ExplanationAnswer(Prediction):
-    """Why a picture is what it is."""
+class ImageAnswer(Prediction):
+    """The explanation of an image."""
 
-    input: Png
+    index: int = Field(description="Its position in the request.")
+    source: str | None
+    notes: list[str]
+    round_trip_error: float = Field(description="Largest |x − f⁻¹(f(x))| of a pixel.")
+    image: Png = Field(description="The input as the model sees it.")
     targets: list[TargetAnswer]
 
 
-class ExplainAnswer(BaseModel):
-    """An explanation for every picture."""
+class Failure(BaseModel):
+    """An image that was not explained, such as one already predicted as a target."""
 
+    index: int = Field(description="Its position in the request.")
+    source: str | None
+    reason: str
+
+
+class ExplainAnswer(BaseModel):
+    """`Explanation.to_dict()` of the Python library, with pictures and sentences."""
+
+    version: Literal[1]
     model: str
-    explanations: list[ExplanationAnswer]
+    confidence: float | None
+    passes: int = Field(description="Network evaluations, without corrections.")
+    images: list[ImageAnswer]
+    failures: list[Failure]
 
 
 class HealthAnswer(BaseModel):
-    """Whether the service works."""
+    """State of the service."""
 
     status: Literal["ok"]
     models: list[str]

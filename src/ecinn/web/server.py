@@ -1,4 +1,4 @@
-"""The service under uvicorn: a socket, a log of one line per request, a shutdown that finishes."""
+"""Run the service with uvicorn: socket, timeouts, log and graceful shutdown."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to that address; an InputError where it cannot be."""
+    """Return a listening socket."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -35,20 +35,20 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"cannot listen on {host}:{port} ({reason}): choose another --host or --port"
         ) from error
-    # Connections inherit it: else an answer's body waits 40 ms until its head is acknowledged.
+    # Connections inherit this; otherwise a body waits 40 ms for the acknowledgement of its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine can reach it."""
+    """Return True if only this machine can reach the host."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def run(app: ASGIApp, listening: socket.socket, settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM, then finish what is in flight."""
+    """Serve until SIGINT or SIGTERM, then finish the requests in progress."""
     server = uvicorn.Server(configuration(app, settings))
-    # Uvicorn raises the signal again when it is done: that it was stopped is no failure.
+    # Uvicorn raises the signal again after its shutdown, which is not a failure.
     before = {kind: signal.signal(kind, _ignore) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run([listening])
@@ -58,7 +58,7 @@ def run(app: ASGIApp, listening: socket.socket, settings: Settings) -> None:
 
 
 def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """Uvicorn's settings that ours ask for."""
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -74,69 +74,71 @@ def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 
 
 def _protocol(settings: Settings) -> type[asyncio.Protocol]:
-    class Impatient(H11Protocol):
-        """HTTP/1.1 that ends connections whose headers or whose readers do not come in time."""
+    class TimedProtocol(H11Protocol):
+        """HTTP/1.1 that closes connections whose headers arrive or answers are read too slowly."""
 
-        _arrival: asyncio.TimerHandle | None = None
-        _departure: asyncio.TimerHandle | None = None
+        _header_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > settings.connections:
                 self.app = _FULL
-            self._expect_arrival(waiting=True)
+            self._expect_headers(waiting=True)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._expect_arrival(waiting=self.conn.their_state is h11.IDLE or self._answered_early)
+            self._expect_headers(waiting=self.conn.their_state is h11.IDLE or self._answered_early)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._expect_departure()
+            self._expect_reading()
             if self._answered_early:
-                self._expect_arrival(waiting=True)
+                self._expect_headers(waiting=True)
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._expect_departure()
+            self._expect_reading()
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._expect_departure()
+            self._expect_reading()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._expect_arrival(waiting=False)
-            if self._departure is not None:
-                self._departure.cancel()
+            self._expect_headers(waiting=False)
+            if self._read_timer is not None:
+                self._read_timer.cancel()
             super().connection_lost(exc)
 
         @property
         def _answered_early(self) -> bool:
             return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
-        def _expect_arrival(self, *, waiting: bool) -> None:
-            """Of what is missing of a request; the time runs from the first call."""
-            if waiting and self._arrival is None:
-                self._arrival = self.loop.call_later(settings.head_seconds, self.transport.abort)
-            elif not waiting and self._arrival is not None:
-                self._arrival.cancel()
-                self._arrival = None
+        def _expect_headers(self, *, waiting: bool) -> None:
+            """Start the timer of a request that has not arrived, or stop it."""
+            if waiting and self._header_timer is None:
+                self._header_timer = self.loop.call_later(
+                    settings.head_seconds, self.transport.abort
+                )
+            elif not waiting and self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
 
-        def _expect_departure(self) -> None:
-            """Of what is written; closing alone would wait for the reader for ever."""
-            if self._departure is not None:
-                self._departure.cancel()
-            self._departure = self.loop.call_later(settings.body_seconds, self._give_up)
+        def _expect_reading(self) -> None:
+            """Restart the timer of an answer that is being read."""
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+            self._read_timer = self.loop.call_later(settings.body_seconds, self._give_up)
 
         def _give_up(self) -> None:
             if self.transport.get_write_buffer_size():
                 self.transport.abort()
 
-    return Impatient
+    return TimedProtocol
 
 
 def _log_settings() -> dict[str, Any]:
-    """Everything to stderr; of a request nothing but its size, status and duration."""
+    """Log to stderr; of a request only its size, status and duration."""
     quiet = {"handlers": ["stderr"], "level": "WARNING", "propagate": False}
     return {
         "version": 1,

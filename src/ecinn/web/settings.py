@@ -1,58 +1,58 @@
-"""Every limit of the service; each value says what it keeps bounded."""
+"""Limits of the service, each with the reason for it."""
 
 import os
 from dataclasses import dataclass
 
-MOST_IMAGES = 32
-"""Of one request."""
-MOST_FRAMES = 61
-"""Of one path, besides the tipping point and the convincing picture."""
-FURTHEST_ALPHA = 5.0
-"""Far beyond α₁ a decoder shows nothing any more."""
-MOST_ROWS = 256
-"""Of an image that is given as numbers."""
+MAX_IMAGES = 32
+"""Images of one request."""
+MAX_FRAMES = 61
+"""Frames of one path, besides the tipping point and the convincing counterfactual."""
+MAX_ALPHA = 5.0
+"""Far beyond α₁ the decoder shows nothing recognisable."""
+MAX_ROWS = 256
+"""Rows of an image that is given as numbers."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the service takes and how it shares the machine."""
+    """Limits on requests, and shares of the machine."""
 
     body_bytes: int = 16 * 2**20
-    """Of one request: a photograph of a phone, or a few."""
+    """Size of one request: a few photographs of a phone."""
     bodies_bytes: int = 256 * 2**20
-    """Of all requests and unread answers together, so that many clients do not fill the memory."""
+    """Size of all requests and unread answers together, which bounds the memory they take."""
     body_values: int = 500_000
-    """That a JSON body lists, told by its commas before it is read: 32 faces as numbers fit."""
+    """Values in a JSON body, counted by its commas before parsing: 32 faces as numbers fit."""
     body_lists: int = 150_000
-    """Of a JSON body, which cost more to read than values do: 32 faces have 133,000."""
+    """Lists in a JSON body, which cost more to parse than values: 32 faces have 133,000."""
     head_seconds: float = 10.0
-    """For a request's headers to arrive."""
+    """Time for a request's headers to arrive."""
     body_seconds: float = 20.0
-    """For its body to arrive, and for each 48 KiB of the answer to be taken."""
+    """Time for its body to arrive, and for each 48 KiB of the answer to be read."""
     answer_seconds: float = 90.0
-    """From the whole body to the last byte of the answer; then the work ends too."""
+    """Time from the complete body to the last byte of the answer; then the work is cancelled."""
     connections: int = 1024
-    """Open at once; whoever comes on one more is answered by 503, and that one closed."""
+    """Open connections; one more is answered with 503 and closed."""
     in_flight: int = 512
-    """Requests being answered at once, whatever they ask for."""
+    """Requests in progress, of any kind."""
     queued: int = 256
-    """Requests that wait for the network, of predictions and of explanations each."""
+    """Requests that wait for the network, for predictions and explanations each."""
     file_pixels: int = 24_000_000
-    """Of all picture files of a request, told from their headers before any is decoded."""
+    """Pixels of all image files of a request, read from their headers before decoding."""
     answer_values: int = 1_000_000
-    """Values of all pictures of one answer: 1,275 digits, 81 faces."""
+    """Values of all images of one answer: 1,275 digits or 81 faces."""
     pass_values: int = 400_000
-    """Requests are joined up to so many values of pictures, so that nobody waits long."""
+    """Values of images that are batched into one pass, so that no request waits for long."""
     part_values: int = 100_352
-    """That go through the network at once on one thread: 128 digits. A core alone is fastest with
-    32, but every part also costs the other threads the interpreter's lock."""
-    part_pictures: int = 4
-    """At least, however large they are."""
+    """Values that go through the network at once on one thread: 128 digits. One core alone is
+    fastest with 32, but every part also takes the interpreter's lock from the other threads."""
+    part_images: int = 4
+    """Smallest number of images in a part, however large they are."""
     join_seconds: float = 0.004
-    """How long an idle network waits for requests to join."""
+    """Time that an idle network waits for more requests to batch."""
     passes: int = 2
-    """Joined explanations under way at once, so that a small one need not wait for a large one."""
+    """Explanation batches in progress, so that a small one need not wait for a large one."""
     threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    """That evaluate the network, one core each: more threads on one batch wait for each other."""
+    """Threads that evaluate the network, one per core."""
     hosts: tuple[str, ...] = ()
-    """Names the service answers to; none for any. Keeps other sites' names off a loopback."""
+    """Accepted host names; empty for any. Protects a loopback service from DNS rebinding."""

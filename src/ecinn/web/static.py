@@ -1,18 +1,22 @@
-"""The page's files: read once at the start, so that no request reaches the file system."""
+"""The page's files, read once at the start, and the API's documentation as a page."""
 
+import base64
 import hashlib
 import mimetypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from ecinn.web.security import error_answer
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
+NOT_FOUND = "this address does not exist: the page is at /, the API's documentation at /docs"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -26,7 +30,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class StaticFile:
-    """What a browser gets."""
+    """A file as browsers receive it."""
 
     content: bytes
     media_type: str
@@ -34,22 +38,32 @@ class StaticFile:
 
 
 def read_page(folder: Path = FOLDER) -> Mapping[str, StaticFile]:
-    """All files of the page by their names; none where there is no page."""
+    """Read all files of a folder, by their relative path; none if it does not exist."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): _read(path) for path in files}
 
 
 def static_answer(files: Mapping[str, StaticFile], name: str, request: Request) -> Response:
-    """The file, or that the browser has it already; it asks every time."""
+    """Return a file, or 304 if the browser has it already."""
     if name not in files:
-        return error_answer(
-            404, "there is nothing here: the page is at /, the API's words at /docs"
-        )
+        return error_answer(404, NOT_FOUND)
     file = files[name]
     headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+def documentation(document: Mapping[str, Any]) -> Response:
+    """Return a page with every operation of an OpenAPI document; needs neither CDN nor script."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    page = environment.get_template("docs.html").render(document=document)
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
+    return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
 def _read(path: Path) -> StaticFile:

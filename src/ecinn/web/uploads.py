@@ -1,4 +1,4 @@
-"""Pictures of requests: told from their first bytes and header whether to decode them at all."""
+"""Read images of requests; decide by their first bytes and header whether to decode them."""
 
 import base64
 import binascii
@@ -21,91 +21,91 @@ from ecinn.errors import EcinnError, InputError
 from ecinn.model import Model
 
 SMALL_SIDE = 1024
-"""Larger pictures are made smaller first: models read 28 or 64 pixels."""
+"""Larger images are reduced first; models need 28 or 64 pixels."""
 _KINDS = "PNG, JPEG, WebP or BMP"
 _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"%PDF-", b"<svg", b"<html", b"<script", b"<?php")
-"""What a file is too that has this after the picture's end."""
-MOST_SCANS = 64
-"""Of a JPEG: each is a pass over all pixels, however few bytes it has; ten are usual."""
-_MOST_SEGMENTS = 10_000
-_MOST_FILLING = 1000
+"""Signatures of other formats, which must not follow the end of an image."""
+MAX_SCANS = 64
+"""Scans of a JPEG, each of which is a pass over all pixels; ten are usual."""
+_MAX_SEGMENTS = 10_000
+_MAX_FILLING = 1000
 _MARKER = re.compile(rb"\xff([^\x00\xff])")
 _NEXT_SEGMENT = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 class TooLargeError(EcinnError):
-    """More than this service decodes."""
+    """An input is larger than the service accepts."""
 
 
 class WrongTypeError(EcinnError):
-    """Not a picture of a kind that is read."""
+    """A file is not of an accepted image format."""
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of base64, with or without a data URL's head."""
+    """Decode base64, with or without the head of a data URL."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError("a picture is given as base64 of its file") from None
+        raise InputError("an image must be base64 of its file") from None
 
 
-def read_pictures(files: Sequence[bytes], model: Model, most_pixels: int) -> list[Photograph]:
-    """Files as the model reads them; none is decoded before the headers of all were checked."""
-    pictures = []
+def read_images(files: Sequence[bytes], model: Model, max_pixels: int) -> list[Photograph]:
+    """Decode image files for a model, after checking the headers of all."""
+    images = []
     for data in files:
-        picture = _open(data, most_pixels)
-        pictures.append(picture)
-        most_pixels -= picture.width * picture.height
-    return [model.photograph(_decode(picture)) for picture in pictures]
+        image = _open(data, max_pixels)
+        images.append(image)
+        max_pixels -= image.width * image.height
+    return [model.photograph(_decode(image)) for image in images]
 
 
-def _open(data: bytes, most_pixels: int) -> Image.Image:
-    """Its header alone."""
+def _open(data: bytes, max_pixels: int) -> Image.Image:
+    """Read the header only."""
     kind = _kind(data)
     if _animated(data, kind):
-        raise WrongTypeError("an animated picture was given: save one frame of it")
+        raise WrongTypeError("the image is animated: save one frame of it")
     try:
         with warnings.catch_warnings():
-            # Our own limit speaks below, before anything is decoded.
+            # Replaced by the limit below, before anything is decoded.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(data), formats=(kind,))
+            image = Image.open(io.BytesIO(data), formats=(kind,))
     except Image.DecompressionBombError:
-        raise TooLargeError(_too_large("far too many", most_pixels)) from None
+        raise TooLargeError(_too_large("too many", max_pixels)) from None
     except Exception:  # a decoder given garbage may raise anything
         raise _damaged(kind) from None
-    _check_size(picture.width, picture.height, most_pixels)
-    return picture
+    _check_size(image.width, image.height, max_pixels)
+    return image
 
 
-def _decode(picture: Image.Image) -> Image.Image:
-    kind = picture.format or "picture"
+def _decode(image: Image.Image) -> Image.Image:
+    kind = image.format or "image"
     try:
-        picture.draft(None, (SMALL_SIDE, SMALL_SIDE))
-        picture.load()
-        return _smaller(picture)
+        image.draft(None, (SMALL_SIDE, SMALL_SIDE))
+        image.load()
+        return _smaller(image)
     except Exception:  # as above
         raise _damaged(kind) from None
 
 
 def _damaged(kind: str) -> InputError:
-    return InputError(f"a {kind} file is damaged or cut off: save it again")
+    return InputError(f"a {kind} file is damaged or incomplete: save it again")
 
 
 def read_pixels(
     rows: list[Any], shape: tuple[int, int, int]
 ) -> UInt8[Tensor, "channels height width"]:
-    """Rows of 8-bit values, or of three of them, at the model's own size."""
+    """Convert rows of 8-bit values, or of triples of them, of the model's image size."""
     channels, height, width = shape
-    wanted = (height, width) if channels == 1 else (height, width, channels)
+    expected = (height, width) if channels == 1 else (height, width, channels)
     values: list[Any] = [rows]
-    for size in wanted:
+    for size in expected:
         if not all(type(part) is list and len(part) == size for part in values):
-            raise InputError(f"pixels of this model are {_times(wanted)} values")
+            raise InputError(f"pixels of this model are {'×'.join(map(str, expected))} values")
         values = list(itertools.chain.from_iterable(values))
     try:
-        # True is a number to Python, but no pixel.
+        # Booleans are integers to Python, but not pixels.
         stored = bytes(values) if set(map(type, values)) == {int} else None
     except ValueError:
         stored = None
@@ -113,10 +113,6 @@ def read_pixels(
         raise InputError("pixels are whole numbers from 0 to 255")
     array = np.frombuffer(stored, np.uint8).reshape(height, width, channels)
     return torch.from_numpy(array.transpose(2, 0, 1).copy())
-
-
-def _times(sizes: Sequence[int]) -> str:
-    return "×".join(map(str, sizes))
 
 
 def _kind(data: bytes) -> str:
@@ -129,21 +125,21 @@ def _kind(data: bytes) -> str:
     elif data.startswith(b"BM"):
         kind, end = "BMP", int.from_bytes(data[2:6], "little")
     else:
-        raise WrongTypeError(f"pictures are {_KINDS} files")
-    # Phones put things of their own behind a JPEG; nothing belongs behind the others.
+        raise WrongTypeError(f"images must be {_KINDS} files")
+    # Phones append data of their own to JPEGs; nothing may follow the other formats.
     rest = data[max(end, 0) :]
-    also = any(mark in rest.lower() for mark in (kind.lower() for kind in _OTHER_KINDS))
+    also = any(mark.lower() in rest.lower() for mark in _OTHER_KINDS)
     if also or (kind == "PNG" and rest):
-        raise WrongTypeError(f"a file that is a {kind} and more was given: save the picture alone")
+        raise WrongTypeError(f"the file is a {kind} and more: save the image alone")
     return kind
 
 
 def _jpeg_end(data: bytes) -> int:
-    """Behind the end marker a decoder comes to; where the last scan begins if there is none."""
+    """Return the position after the end marker, or of the last scan if there is none."""
     at, scan, scans = 2, 2, 0
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         marker = _MARKER.search(data, at)
-        if (len(data) if marker is None else marker.start()) > at + _MOST_FILLING:
+        if (len(data) if marker is None else marker.start()) > at + _MAX_FILLING:
             raise _damaged("JPEG")
         if marker is None:
             return scan
@@ -155,12 +151,12 @@ def _jpeg_end(data: bytes) -> int:
         at += max(2, int.from_bytes(data[at : at + 2], "big"))
         if kind == 0xDA:
             scans += 1
-            if scans > MOST_SCANS:
+            if scans > MAX_SCANS:
                 break
             scan = at
             following = _NEXT_SEGMENT.search(data, at)
             at = len(data) if following is None else following.start()
-    raise TooLargeError("a JPEG has far too many parts: save it again without progressive scans")
+    raise TooLargeError("a JPEG has too many parts: save it again without progressive scans")
 
 
 def _png_end(data: bytes) -> int:
@@ -168,7 +164,7 @@ def _png_end(data: bytes) -> int:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Name of every chunk and where it ends."""
+    """Yield the name and the end of every chunk."""
     at = 8
     while at + 12 <= len(data):
         length, name = struct.unpack(">I4s", data[at : at + 8])
@@ -179,27 +175,27 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 def _animated(data: bytes, kind: str) -> bool:
     if kind == "PNG":
         return any(name == b"acTL" for name, _ in _png_chunks(data))
-    # In WebP's extended header the second bit says so.
+    # The second bit of WebP's extended header marks an animation.
     return kind == "WEBP" and data[12:16] == b"VP8X" and len(data) > 20 and bool(data[20] & 2)
 
 
 def _check_size(width: int, height: int, most: int) -> None:
     if 0 in (width, height):
-        raise InputError(f"a picture has no pixels ({width}×{height})")
+        raise InputError(f"an image has no pixels ({width}×{height})")
     if width * height > most:
         raise TooLargeError(_too_large(f"{width}×{height}", most))
 
 
 def _too_large(size: str, most: int) -> str:
     return (
-        f"a picture is too large ({size} pixels; {max(most, 0):,} are left of what a request may "
-        "have): make it smaller first"
+        f"an image is too large ({size} pixels; {max(most, 0):,} are left for this request): "
+        "make it smaller first"
     )
 
 
-def _smaller(picture: Image.Image) -> Image.Image:
-    factor = max(picture.size) // SMALL_SIDE
-    fits = factor < 2 or picture.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
-    if fits or min(picture.size) < factor:
-        return picture
-    return picture.reduce(factor)
+def _smaller(image: Image.Image) -> Image.Image:
+    factor = max(image.size) // SMALL_SIDE
+    fits = factor < 2 or image.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
+    if fits or min(image.size) < factor:
+        return image
+    return image.reduce(factor)

@@ -1,9 +1,9 @@
-/** Talking to the service: one place for the token, for a busy server and for errors in words. */
+/** Requests to the service: token, busy server, errors, and class names as numbers. */
 
 const ATTEMPTS = 6;
 const LONGEST_WAIT = 20;
 
-/** An answer that is not a result; `message` says what to do. */
+/** An error answer; `message` says what to do. */
 export class ServiceError extends Error {
   constructor(message, status) {
     super(message);
@@ -11,12 +11,12 @@ export class ServiceError extends Error {
   }
 }
 
-/** What the page does when the service wants something: set by page.js. */
+/** Called when the service is busy or needs a token; set by messages.js. */
 export const listeners = {
-  /** Told how many seconds the next attempt is away; 0 when it succeeded.
+  /** Receives the seconds until the next attempt; 0 when it succeeded.
    * @type {(seconds: number) => void} */
   busy: () => {},
-  /** Asks for the token; null where people do not give one.
+  /** Asks for the token; null if none is given.
    * @type {(again: boolean) => Promise<string | null>} */
   token: async () => null,
 };
@@ -29,13 +29,13 @@ function askToken(used) {
   if (token !== used) return Promise.resolve();
   asking ??= listeners.token(used !== "").then((given) => {
     asking = null;
-    if (given === null) throw new ServiceError("This service works with its token only.", 401);
+    if (given === null) throw new ServiceError("This service needs a token.", 401);
     token = given;
   });
   return asking;
 }
 
-/** Waits, unless the request is given up meanwhile. */
+/** Waits, unless the request is aborted. */
 function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
@@ -48,8 +48,8 @@ function pause(seconds, signal) {
 
 async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
-  const words = body.error ?? `The service answered ${response.status}.`;
-  return new ServiceError(words, response.status);
+  const message = body.error ?? `The service answered ${response.status}.`;
+  return new ServiceError(message, response.status);
 }
 
 async function send(path, options) {
@@ -63,7 +63,7 @@ async function send(path, options) {
   }
 }
 
-/** Fetches; asks for a token on 401 and comes back politely on 429 and 503. */
+/** Fetches; asks for a token on 401, and retries on 429 and 503. */
 async function request(path, options = {}, patient = true) {
   for (let attempt = 1; ; attempt += 1) {
     const used = token;
@@ -93,32 +93,74 @@ export async function models() {
   return (await (await request("/api/v1/models")).json()).models;
 }
 
-/** A test picture and what it is labelled. */
+/** A test picture and its label. */
 export async function sample(model, index, signal) {
   const response = await request(`/api/v1/models/${model}/samples/${index}`, { signal });
   return { blob: await response.blob(), label: response.headers.get("X-Label") };
 }
 
-/** What is read now. Gives up when the service is busy unless patient: the next stroke asks again. */
-export async function predict(model, image, patient = false) {
-  const response = await post("/api/v1/predict", { model, images: [image] }, undefined, patient);
-  return (await response.json()).predictions[0];
+/** Posterior as a list by class number; the service sends it by class name. */
+function listed(model, posterior) {
+  return model.classes.map((name) => posterior[name]);
 }
 
+/** A predicted image, with class numbers instead of names. */
+function prediction(model, { predicted, posterior, typical, caution }) {
+  return {
+    predicted: model.classes.indexOf(predicted),
+    posterior: listed(model, posterior),
+    typical,
+    caution,
+  };
+}
+
+function counterfactual(model, { image, posterior, stored_posterior: stored, reached }) {
+  return { image, reached, posterior: listed(model, stored ?? posterior) };
+}
+
+function pathOf(model, { alphas, images, heatmaps, posterior }) {
+  const posteriors = alphas.map((_, step) => model.classes.map((name) => posterior[name][step]));
+  return { alphas, images, heatmaps, posteriors };
+}
+
+/** The explanation against one target, with class numbers instead of names. */
+function targetOf(model, given) {
+  return {
+    target: model.classes.indexOf(given.target),
+    tippingAlpha: given.alpha_0,
+    alpha: given.alpha,
+    convincing: counterfactual(model, given.convincing),
+    heatmap: given.heatmap.image,
+    sentences: given.sentences,
+    path: given.path && pathOf(model, given.path),
+  };
+}
+
+/** Predicts. Gives up when the service is busy unless patient: the next stroke asks again. */
+export async function predict(model, image, patient = false) {
+  const body = { model: model.name, images: [image] };
+  const response = await post("/api/v1/predict", body, undefined, patient);
+  return prediction(model, (await response.json()).images[0]);
+}
+
+/** Explains; `answer` is the service's own JSON. */
 export async function explain(model, image, options, signal) {
-  const response = await post("/api/v1/explain", { model, images: [image], ...options }, signal);
-  return (await response.json()).explanations[0];
+  const body = { model: model.name, images: [image], ...options };
+  const answer = await (await post("/api/v1/explain", body, signal)).json();
+  const [given] = answer.images;
+  const targets = given.targets.map((each) => targetOf(model, each));
+  return { ...prediction(model, given), input: given.image, targets, answer };
 }
 
 export async function film(model, image, target, confidence) {
-  return (await post("/api/v1/film", { model, image, target, confidence })).blob();
+  return (await post("/api/v1/film", { model: model.name, image, target, confidence })).blob();
 }
 
 export async function sheet(model, image, targets, confidence) {
-  return (await post("/api/v1/sheet", { model, image, targets, confidence })).blob();
+  return (await post("/api/v1/sheet", { model: model.name, image, targets, confidence })).blob();
 }
 
-/** Runs `work` on the newest argument only: one at a time, those overtaken are never begun. */
+/** Runs `work` one at a time, on the newest argument only; older ones are dropped. */
 export function latest(work) {
   let running = false;
   let next = null;

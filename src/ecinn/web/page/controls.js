@@ -1,12 +1,12 @@
-/** What people do: buttons, files, keys, colours. */
+/** Controls: buttons, files, keys, colours. */
 
 import { read } from "./link.js";
-import { at } from "./telling.js";
+import { at } from "./messages.js";
 
 const IN_A_FIELD = 'select, input:not([type="range"], [type="radio"], [type="checkbox"]), dialog *';
 const TAKES_SPACE = "button, summary, input, a";
 
-/** @param {object} page what page.js lets people do */
+/** @param {object} page the actions of page.js */
 export function listen(page) {
   listenToTools(page);
   listenToFiles(page);
@@ -15,7 +15,7 @@ export function listen(page) {
   listenToAddress(page);
 }
 
-/** Links to states of the page are followed; the skip link leaves the address as it is. */
+/** Follows links to states of the page; the skip link leaves the address as it is. */
 function listenToAddress({ follow }) {
   addEventListener("hashchange", () => {
     if (read(location.hash).model) follow();
@@ -53,10 +53,10 @@ function listenToTools({ state, easel, ...page }) {
   click("save-json", page.saveJson);
   click("share", page.share);
   at("zoom").addEventListener("input", () => easel.enlarge(Number(at("zoom").value)));
-  at("sure").addEventListener("change", () => page.chooseConfidence(Number(at("sure").value) || null));
+  at("confidence").addEventListener("change", () => page.chooseConfidence(Number(at("confidence").value) || null));
   at("index").addEventListener("change", () => step(0));
 
-  /** To another test picture, round the end. */
+  /** Opens another test picture, wrapping around. */
   function step(by) {
     const { samples } = state.model;
     const index = Math.trunc(Number(at("index").value)) + by;
@@ -113,7 +113,7 @@ function listenToKeys({ state, chooseTarget }) {
   });
 }
 
-/** As the system says, until people say otherwise. */
+/** Uses the colours of the system until the button is pressed. */
 function listenToColours(button) {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -1,7 +1,7 @@
-/** What people take with them: files, and the link. */
+/** Downloads and the link. */
 
 import * as api from "./api.js";
-import { at, attempt, say } from "./telling.js";
+import { at, attempt, say } from "./messages.js";
 
 function save(blob, name) {
   const link = document.createElement("a");
@@ -20,35 +20,32 @@ function fileName({ model, predicted, target }, kind) {
 export function savePng(state, image) {
   const name = fileName(state, "png");
   const targets = state.model.classes.length > 2 ? "all" : [state.target];
-  return attempt(async () => save(await api.sheet(state.model.name, image, targets, state.confidence), name));
+  return attempt(async () => save(await api.sheet(state.model, image, targets, state.confidence), name));
 }
 
 /** The path as a film. */
 export function saveGif(state, image) {
   const name = fileName(state, "gif");
-  return attempt(async () => save(await api.film(state.model.name, image, state.target, state.confidence), name));
+  return attempt(async () => save(await api.film(state.model, image, state.target, state.confidence), name));
 }
 
-/** All numbers, and the pictures at the stops; those in between can be had again. */
-export function saveJson(state, whole) {
-  const { alphas, posteriors } = state.answer.path;
-  const answer = { ...state.answer, path: { alphas, posteriors } };
-  const { name: model, classes } = state.model;
-  const { confidence } = state;
-  const kept = { model, classes, confidence, link: location.href, ...whole, targets: [answer] };
-  const blob = new Blob([JSON.stringify(kept, null, 2)], { type: "application/json" });
-  save(blob, fileName(state, "json"));
+/** The service's answer without the pictures of the path, and the link that shows it. */
+export function saveJson(state, { answer }) {
+  const withoutPictures = ({ path: { alphas, posterior }, ...target }) => ({ ...target, path: { alphas, posterior } });
+  const images = answer.images.map((image) => ({ ...image, targets: image.targets.map(withoutPictures) }));
+  const text = JSON.stringify({ ...answer, images, link: location.href }, null, 2);
+  save(new Blob([text], { type: "application/json" }), fileName(state, "json"));
 }
 
-/** What people should know of a link before they send it. */
+/** What the link contains, to know before sending it. */
 function contents({ png, pixels }) {
   if (png) return "Your photo is not part of the link.";
-  return pixels ? "The link holds the 28×28 picture that was read." : "";
+  return pixels ? "The link contains the 28×28 picture." : "";
 }
 
 let noted;
 
-/** Puts the address on the clipboard; outside of HTTPS and localhost browsers do not let us. */
+/** Copies the address; browsers allow it only on HTTPS and localhost. */
 export async function share(source) {
   const copied = await navigator.clipboard?.writeText(location.href).then(
     () => true,

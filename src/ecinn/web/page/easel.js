@@ -1,16 +1,16 @@
-/** The surface people draw on: pen, dots, test pictures and photographs. */
+/** The drawing surface: pen, dots, test pictures and photographs. */
 
 import { Photo } from "./photo.js";
 import { PEN, SIDE, drawSoftly, framed, inPlace } from "./strokes.js";
 
-/** Where a face is in the pictures the networks learned from, in fractions of the side. */
+/** Position of a face in the training pictures, in fractions of the side. */
 const FACE = { x: 0.5, y: 0.59, width: 0.31, height: 0.4, eyes: 0.51 };
 
 export class Easel {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {{changed: () => void, settled: () => void}} listener told while a stroke is drawn and
-   *   when it ends
+   * @param {{changed: () => void, settled: () => void}} listener called while a stroke is drawn
+   *   and when it ends
    */
   constructor(canvas, listener) {
     this.canvas = canvas;
@@ -44,7 +44,7 @@ export class Easel {
     return this.untouched && !this.bitmap && !this.photo;
   }
 
-  /** Whether what is shown is as the test picture was, untouched. */
+  /** True if nothing was drawn on the test picture. */
   get untouched() {
     return !this.strokes.length && this.dot === null;
   }
@@ -66,7 +66,7 @@ export class Easel {
     this.paint();
   }
 
-  /** @param {Uint8Array} pixels a digit as it was read, for instance from a link */
+  /** @param {Uint8Array} pixels a digit at the size of the network, for instance from a link */
   async showPixels(pixels) {
     this.show(await createImageBitmap(greyImage(pixels)));
   }
@@ -84,7 +84,7 @@ export class Easel {
     this.paint();
   }
 
-  /** What the network reads of a drawing: 28×28 grey values. */
+  /** A drawing as the input of the network: 28×28 grey values. */
   pixels() {
     let pixels = this.background ?? new Uint8Array(SIDE * SIDE);
     if (this.strokes.length) {
@@ -187,13 +187,13 @@ export class Easel {
     return column.indexOf(Math.max(...column));
   }
 
-  /** Settled, once nothing has moved for a moment. */
+  /** Reports a settled picture after a short rest. */
   rested() {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.listener.settled(), 250);
   }
 
-  /** Paints and tells, once per frame of the screen. */
+  /** Paints and notifies the listener, once per frame of the screen. */
   changed() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
@@ -226,7 +226,7 @@ export class Easel {
   }
 }
 
-/** FakeMNIST's sign: the one white pixel of the left column. */
+/** FakeMNIST's label: the white pixel of the left column. */
 function withDot(pixels, row) {
   return pixels.map((value, pixel) => {
     if (pixel % SIDE) return value;
@@ -241,7 +241,7 @@ function drawDot(context, pixel, row) {
   context.fillRect(0, row * pixel, pixel, pixel);
 }
 
-/** Where face and eyes should be; stronger while the photograph is moved. */
+/** Marks the place of face and eyes; stronger while the photograph is moved. */
 function drawGuide(context, side, strong) {
   context.strokeStyle = `rgb(255 255 255 / ${strong ? 0.9 : 0.4})`;
   context.lineWidth = side / 200;

@@ -13,7 +13,7 @@ function toPixels(text) {
   return pixels.length === SIDE * SIDE ? pixels : null;
 }
 
-/** A photograph is not put into links: it stays with whom it belongs to. */
+/** Photographs are private and not part of links. */
 export function write({ model, source, target, confidence, alpha }) {
   const parts = new URLSearchParams({ model });
   if (source?.sample !== undefined) parts.set("sample", String(source.sample));
@@ -28,12 +28,12 @@ function whole(text) {
   return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
 }
 
-/** A whole percentage that the page lets people ask for. */
+/** A whole percentage that the page offers. */
 function sure(text) {
   return /^0\.([5-9]|[5-9]\d)$/.test(text ?? "") ? Number(text) : null;
 }
 
-/** What a link says; null for what it does not say, or says wrongly. */
+/** The state in a link; null for values that are missing or wrong. */
 export function read(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   let pixels = null;

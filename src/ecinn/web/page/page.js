@@ -1,4 +1,4 @@
-/** The page: what is on the easel, what the service says of it, and what is shown. */
+/** The page: its state, and what happens when the picture or the target changes. */
 
 import * as api from "./api.js";
 import { listen } from "./controls.js";
@@ -11,17 +11,17 @@ import { Plot } from "./plot.js";
 import { decode, decodePath, paint, paintOverlay, paintPixels, wipe } from "./prints.js";
 import { Slider, stopsOf } from "./slider.js";
 import { rows } from "./strokes.js";
-import { at, attempt, notice, say } from "./telling.js";
+import { at, attempt, notice, say } from "./messages.js";
 import { arrange, settle } from "./tools.js";
 import { emptyHeadline, named, obtainedWords, percent, restName, winner } from "./words.js";
 
-/** Of a path; faces take the network thirty times as long. */
+/** Frames of a path; faces take the network thirty times as long. */
 const FRAMES = { digits: 41, dots: 41 };
 const FRAMES_OF_OTHERS = 21;
-/** What a first visit shows: a three that becomes an eight. */
+/** The picture of a first visit: a three that becomes an eight. */
 const FIRST = { digits: { sample: 90, target: 8 }, dots: { sample: 4 } };
 const SWEEP = 1600;
-/** States of the stage in which nothing is known of the picture but what is read. */
+/** States of the stage in which the picture is predicted, but not explained yet. */
 const WAITING = new Set(["stale", "loading"]);
 
 const state = {
@@ -33,61 +33,61 @@ const state = {
   predicted: null,
   input: null,
   target: null,
-  /** How sure the counterfactual shall be; null: as the paper's α₁ makes it. */
+  /** The requested confidence of the counterfactual; null for the paper's α₁. */
   confidence: null,
   answer: null,
   frames: [],
   step: 0,
   overlay: false,
 };
-/** What was explained of the present picture, by target. */
+/** Explanations of the present picture, by target. */
 const explained = new Map();
 
-let errand = new AbortController();
+let requests = new AbortController();
 
-/** Gives up whatever the service is still asked for. */
+/** Aborts all requests. */
 function renew() {
-  errand.abort();
-  errand = new AbortController();
-  return errand.signal;
+  requests.abort();
+  requests = new AbortController();
+  return requests.signal;
 }
 
 const easel = new Easel(at("pad"), { changed: drawn, settled: shown });
 const plot = new Plot(at("plot"), (alpha) => slider.scrub(alpha));
 const slider = new Slider({ input: at("slider"), stops: at("stops"), play: at("play") }, showFrame);
 
-/* What is on the easel */
+/* The picture on the easel */
 
 function image() {
   const { source } = state;
   return source?.pixels ? { pixels: rows(source.pixels) } : source;
 }
 
-/** What the network would read of what people did. */
+/** The input of the network: a part of a photograph, or a drawing. */
 function ownSource() {
   const { width, height } = state.model;
   return easel.photo ? { png: png(easel.photo.cut(width, height)) } : { pixels: easel.pixels() };
 }
 
-const readLive = api.latest(async () => {
+const predictLive = api.latest(async () => {
   const { source, model } = state;
   try {
-    const reading = await api.predict(model.name, image());
+    const prediction = await api.predict(model, image());
     if (state.source !== source || !WAITING.has(at("stage").dataset.state)) return;
-    showReading(reading);
-    at("question").textContent = `This looks like ${named(model, reading.predicted)}.`;
+    showPrediction(prediction);
+    at("question").textContent = `This looks like ${named(model, prediction.predicted)}.`;
   } catch (error) {
     if (![429, 503].includes(error.status)) notice(error.message);
   }
 });
 
-/** What the network will read, before it says so. */
+/** Shows the input of the network, before its prediction. */
 function showInput() {
   if (easel.drawable) paintPixels(at("input"), greyImage(easel.pixels()));
   else paint(at("input"), easel.photo?.cut(state.model.width, state.model.height) ?? easel.bitmap);
 }
 
-/** Something moves on the easel: read it, explain later. */
+/** The picture changes: predict now, explain later. */
 function drawn() {
   renew();
   slider.stop();
@@ -98,10 +98,10 @@ function drawn() {
   at("zoom").value = String(easel.photo?.zoom ?? 1);
   settle("stale");
   arrange(state, easel);
-  readLive();
+  predictLive();
 }
 
-/** It rests: explain what is there. */
+/** The picture is finished: explain it. */
 function shown() {
   if (easel.blank) return empty();
   state.source = ownSource();
@@ -145,13 +145,13 @@ async function openPixels(pixels, wish) {
   return explain(wish);
 }
 
-/** A file, dropped or pasted. The service frames digits; people frame faces. */
+/** A file, dropped or pasted. The service frames digits; visitors frame faces. */
 async function openPicture(blob) {
   const bitmap = await readPicture(blob);
   if (easel.drawable) {
     settle("loading");
     const picture = { png: wholePng(bitmap) };
-    const { input } = await api.explain(state.model.name, picture, { targets: null }, renew());
+    const { input } = await api.explain(state.model, picture, { targets: null }, renew());
     easel.show(await decode(input));
   } else {
     easel.showPhoto(bitmap);
@@ -160,57 +160,57 @@ async function openPicture(blob) {
   return shown();
 }
 
-/* What the service says */
+/* Answers of the service */
 
-function showReading({ predicted, posterior, typical, reasons }) {
+function showPrediction({ predicted, posterior, typical, caution }) {
   const { model, label } = state;
   state.predicted = predicted;
   panels.moveBars(at("bars"), posterior);
-  const words = `${named(model, predicted)}, ${percent(posterior[predicted])}`;
+  const text = `${named(model, predicted)}, ${percent(posterior[predicted])}`;
   const truth = label === null ? "" : label === model.classes[predicted] ? "" : ` (labelled ${label})`;
-  at("verdict").textContent = words + truth;
+  at("verdict").textContent = text + truth;
   at("input-words").textContent = `${model.classes[predicted]} · ${percent(posterior[predicted])}`;
-  at("input").setAttribute("aria-label", `Input, read as ${words}`);
+  at("input").setAttribute("aria-label", `Input, classified as ${text}`);
   at("caution").hidden = typical !== false;
-  at("caution").textContent = `Unlike the pictures the network learned from: ${reasons.join(", and ")}.`;
-  say(`Read as ${words}`);
+  at("caution").textContent = caution ?? "";
+  say(`Classified as ${text}`);
 }
 
-/** What is stored shall be as sure as was asked, not only what is thought. */
-function sureness() {
-  return { confidence: state.confidence, verified: state.confidence !== null };
+/** A requested confidence shall hold for the stored picture. */
+function confidenceOptions() {
+  return { confidence: state.confidence, correct: state.confidence !== null };
 }
 
-/** Asks for the path to a target, or takes what was asked before. */
+/** Requests the path to a target, unless it is known already. */
 async function ask(target, signal) {
   if (explained.has(target)) return explained.get(target);
   slider.forget();
   state.frames = [];
   const targets = target === null ? null : [target];
-  const { name, kind } = state.model;
-  const options = { targets, ...sureness() };
-  if (!easel.drawable) await preview(await api.explain(name, image(), options, signal), signal);
-  const frames = FRAMES[kind] ?? FRAMES_OF_OTHERS;
-  const whole = await api.explain(name, image(), { ...options, frames }, signal);
+  const { model } = state;
+  const options = { targets, ...confidenceOptions() };
+  if (!easel.drawable) await preview(await api.explain(model, image(), options, signal), signal);
+  const path = FRAMES[model.kind] ?? FRAMES_OF_OTHERS;
+  const whole = await api.explain(model, image(), { ...options, path }, signal);
   const [answer] = whole.targets;
-  const found = { whole, answer, frames: await decodePath(answer.path) };
+  const explanation = { whole, answer, frames: await decodePath(answer.path) };
   signal.throwIfAborted();
-  explained.set(answer.target, found);
-  return found;
+  explained.set(answer.target, explanation);
+  return explanation;
 }
 
 /** The end of the path, while the path itself is still computed. */
 async function preview(whole, signal) {
-  const [{ target, convincing, heatmap, words }] = whole.targets;
-  const pictures = await Promise.all([convincing, heatmap].map(decode));
+  const [{ target, convincing, heatmap, sentences }] = whole.targets;
+  const pictures = await Promise.all([convincing.image, heatmap].map(decode));
   signal.throwIfAborted();
-  showReading(whole);
+  showPrediction(whole);
   paint(at("answer"), pictures[0]);
   paint(at("change"), pictures[1]);
   at("answer-words").textContent = "";
   panels.showQuestion(at("question"), state.model, whole.predicted, target);
   panels.markTargets(at("targets"), state.model, whole.predicted, target);
-  panels.showWords(at("words"), words);
+  panels.showSentences(at("sentences"), sentences);
   settle("nearly");
 }
 
@@ -224,21 +224,21 @@ async function explain(wish = {}) {
   settle("loading");
   arrange(state, easel);
   showInput();
-  readLive();
+  predictLive();
   await attempt(async () => {
-    const found = await ask(await wished(wish, signal), signal);
-    state.input = await decode(found.whole.input);
+    const explanation = await ask(await wished(wish, signal), signal);
+    state.input = await decode(explanation.whole.input);
     paint(at("input"), state.input);
-    showReading(found.whole);
-    showAnswer(found, wish.alpha);
+    showPrediction(explanation.whole);
+    showAnswer(explanation, wish.alpha);
     await showWall(signal);
   });
 }
 
-/** The target that was wished for, unless the picture is read as that already. */
+/** The requested target, unless it is the predicted class. */
 async function wished({ target = null }, signal) {
   if (target === null || target >= state.model.classes.length) return null;
-  const { predicted } = await api.predict(state.model.name, image(), true);
+  const { predicted } = await api.predict(state.model, image(), true);
   signal.throwIfAborted();
   return predicted === target ? null : target;
 }
@@ -259,13 +259,12 @@ async function chooseTarget(target) {
   });
 }
 
-/** As sure as people want the counterfactual to be. */
 function chooseConfidence(confidence) {
   state.confidence = confidence;
   return state.source ? again({ target: state.target }) : undefined;
 }
 
-/** The same picture from scratch; a test picture may not have arrived yet. */
+/** Explains the same picture again; a test picture may not have arrived yet. */
 function again(wish) {
   const { sample } = state.source;
   return sample === undefined ? explain(wish) : attempt(() => openSample(sample, wish));
@@ -273,11 +272,11 @@ function again(wish) {
 
 function showAnswer({ answer, frames }, alpha = null) {
   const { model, predicted, confidence } = state;
-  const { target, alpha_0: tipping, alpha_1: convincing } = answer;
-  const obtained = answer.convincing_posterior[target];
+  const { target, tippingAlpha, alpha: rest } = answer;
+  const obtained = answer.convincing.posterior[target];
   Object.assign(state, { target, answer, frames });
   const end = frames.at(-1).alpha;
-  const marks = [tipping, convincing];
+  const marks = [tippingAlpha, rest];
   settle("ready");
   const stops = stopsOf(answer, end, restName(confidence));
   slider.show({ frames, stops, names: model.classes, q: target });
@@ -285,21 +284,21 @@ function showAnswer({ answer, frames }, alpha = null) {
   panels.showQuestion(at("question"), model, predicted, target);
   panels.markTargets(at("targets"), model, predicted, target);
   panels.markGrid(at("grid"), target);
-  const more = confidence === null ? [] : [obtainedWords(confidence, obtained, convincing)];
-  panels.showWords(at("words"), [...more, ...answer.words]);
-  if (alpha === null) slider.sweep(0, convincing, SWEEP);
+  const more = confidence === null ? [] : [obtainedWords(confidence, obtained, rest)];
+  panels.showSentences(at("sentences"), [...more, ...answer.sentences]);
+  if (alpha === null) slider.sweep(0, rest, SWEEP);
   else slider.scrub(alpha);
 }
 
-/** Every other class; worth a wall only where there are several. */
+/** Shows every other class, if there are several. */
 async function showWall(signal) {
   const { model } = state;
   if (model.classes.length < 3) {
     at("wall").hidden = true;
     return;
   }
-  const options = { targets: "all", ...sureness() };
-  const { targets } = await api.explain(model.name, image(), options, signal);
+  const options = { targets: "all", ...confidenceOptions() };
+  const { targets } = await api.explain(model, image(), options, signal);
   panels.showGrid(at("grid"), model, targets, chooseTarget);
   panels.markGrid(at("grid"), state.target);
   at("wall").dataset.fresh = "true";
@@ -316,7 +315,7 @@ function showFrame(step) {
   const words = `${model.classes[most]} · ${percent(posterior[most])}`;
   paint(at("answer"), picture);
   at("answer-words").textContent = words;
-  at("answer").setAttribute("aria-label", `Counterfactual at α ${alpha.toFixed(2)}, read as ${words}`);
+  at("answer").setAttribute("aria-label", `Counterfactual at α ${alpha.toFixed(2)}, classified as ${words}`);
   showChange();
   clearTimeout(writing);
   writing = setTimeout(writeLink, 200);
@@ -332,14 +331,14 @@ function showChange() {
   at("change").setAttribute("aria-label", words);
 }
 
-/* Taking it along */
+/* The link */
 
 function writeLink() {
   const alpha = state.frames[state.step]?.alpha ?? null;
   history.replaceState(null, "", link.write({ ...state, model: state.model.name, alpha }));
 }
 
-/* Beginning */
+/* Start */
 
 async function useModel(name, wish = null) {
   const model = state.models.find((each) => each.name === name) ?? state.models[0];
@@ -363,12 +362,12 @@ function begin(model, wish) {
   return openSample(Math.min(sample, model.samples - 1), wish);
 }
 
-/** Shows what the address says; a bare address shows the first visit's picture. */
+/** Shows the state in the address; without one, the picture of a first visit. */
 function follow() {
-  const said = link.read(location.hash);
-  state.confidence = said.confidence;
-  panels.markSure(at("sure"), said.confidence);
-  return useModel(said.model, said.model ? said : null);
+  const linked = link.read(location.hash);
+  state.confidence = linked.confidence;
+  panels.markConfidence(at("confidence"), linked.confidence);
+  return useModel(linked.model, linked.model ? linked : null);
 }
 
 listen({

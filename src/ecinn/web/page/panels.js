@@ -1,10 +1,10 @@
-/** The parts of the page that show classes: models, targets, bars, the grid, the words. */
+/** The parts of the page that show classes: models, targets, bars, the grid, the sentences. */
 
-import { asked, brief, named, percent, question } from "./words.js";
+import { brief, named, percent, question, whole } from "./words.js";
 
-/** What people can ask the counterfactual to be; links can ask for those between. */
-const SURE = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
-/** From so many characters on, bars lie instead of standing. */
+/** Confidences that the page offers; links may contain others. */
+const CONFIDENCES = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
+/** Bars are horizontal if a name is longer. */
 const LONG_NAME = 2;
 
 function make(tag, className, text = "") {
@@ -47,7 +47,7 @@ export function showBars(list, model) {
   list.replaceChildren(...bars);
 }
 
-/** @param {number[] | null} posterior null where there is nothing to read */
+/** @param {number[] | null} posterior null without a picture */
 export function moveBars(list, posterior) {
   const most = posterior ? Math.max(...posterior) : -1;
   [...list.children].forEach((bar, label) => {
@@ -73,14 +73,14 @@ export function markTargets(group, model, p, q) {
   [...group.children].forEach((button, label) => {
     button.disabled = p === null || label === p;
     button.setAttribute("aria-pressed", String(label === q));
-    button.setAttribute("aria-label", `Lead it towards ${named(model, label)}`);
+    button.setAttribute("aria-label", `Change to ${named(model, label)}`);
   });
 }
 
 /** @param {number | null} confidence null for the paper's α₁ */
-export function markSure(select, confidence) {
-  const others = [...new Set([...SURE, ...(confidence === null ? [] : [confidence])])].sort((a, b) => a - b);
-  select.replaceChildren(select.firstElementChild, ...others.map((each) => new Option(asked(each), each)));
+export function markConfidence(select, confidence) {
+  const others = [...new Set([...CONFIDENCES, ...(confidence === null ? [] : [confidence])])].sort((a, b) => a - b);
+  select.replaceChildren(select.firstElementChild, ...others.map((each) => new Option(whole(each), each)));
   select.value = String(confidence ?? "");
 }
 
@@ -92,27 +92,27 @@ export function showQuestion(heading, model, p, q) {
   document.title = `${heading.textContent} · ECINN`;
 }
 
-export function showWords(list, words) {
-  list.replaceChildren(...words.map((words) => make("li", "", words)));
+export function showSentences(list, sentences) {
+  list.replaceChildren(...sentences.map((sentence) => make("li", "", sentence)));
 }
 
-/** Every other class's counterfactual and what it changes. */
+/** The counterfactual and heatmap of every other class. */
 export function showGrid(grid, model, targets, choose) {
   const cards = targets.map((each) => {
     const card = make("button", "card");
     card.type = "button";
     card.dataset.target = String(each.target);
-    const read = each.convincing_posterior[each.target];
-    for (const [url, kind] of [[each.convincing, "card-answer"], [each.heatmap, "card-change"]]) {
+    const share = each.convincing.posterior[each.target];
+    for (const [url, kind] of [[each.convincing.image, "card-answer"], [each.heatmap, "card-change"]]) {
       const image = make("img", kind);
       Object.assign(image, { src: url, alt: "" });
       card.append(image);
     }
     const caption = make("span", "card-words");
-    caption.append(make("b", "", model.classes[each.target]), ` ${percent(read)}`);
+    caption.append(make("b", "", model.classes[each.target]), ` ${percent(share)}`);
     card.append(caption);
-    card.toggleAttribute("data-missed", !each.reached);
-    card.setAttribute("aria-label", `Changed into ${named(model, each.target)}, ${percent(read)}`);
+    card.toggleAttribute("data-missed", !each.convincing.reached);
+    card.setAttribute("aria-label", `Changed into ${named(model, each.target)}, ${percent(share)}`);
     card.addEventListener("click", () => choose(each.target));
     return card;
   });

@@ -11,7 +11,7 @@ export class Photo {
     this.y = bitmap.height / 2;
   }
 
-  /** Side of what is seen, in pixels of the photograph. */
+  /** Side of the visible part, in pixels of the photograph. */
   get side() {
     return Math.min(this.bitmap.width, this.bitmap.height) / this.zoom;
   }
@@ -41,7 +41,7 @@ export class Photo {
     context.drawImage(this.bitmap, this.x - side / 2, this.y - side / 2, side, side, 0, 0, width, height);
   }
 
-  /** What is seen, at the size the network reads. */
+  /** The visible part, at the size of the network's input. */
   cut(width, height) {
     const canvas = document.createElement("canvas");
     canvas.width = width;
@@ -51,16 +51,16 @@ export class Photo {
   }
 }
 
-/** A file people gave as a bitmap, turned upright; of a size that can be handled. */
+/** A file as an upright bitmap. */
 export async function readPicture(blob) {
   try {
     return await createImageBitmap(blob);
   } catch {
-    throw new Error("This file is no picture that can be shown here: give a PNG, JPEG or WebP.");
+    throw new Error("This file is not a picture: use a PNG, JPEG or WebP.");
   }
 }
 
-/** The base64 of a PNG of it. */
+/** A canvas as the base64 of a PNG. */
 export function png(canvas) {
   return canvas.toDataURL("image/png").split(",")[1];
 }

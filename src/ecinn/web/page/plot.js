@@ -18,7 +18,7 @@ function element(name, attributes, text) {
 export class Plot {
   /**
    * @param {SVGSVGElement} svg
-   * @param {(alpha: number) => void} scrub told where a person points
+   * @param {(alpha: number) => void} scrub receives the α that is pointed at
    */
   constructor(svg, scrub) {
     this.svg = svg;
@@ -111,12 +111,12 @@ export class Plot {
     const called = this.data.names[label];
     group.append(element("circle", called.length > 2 ? { ...at, r: 5 } : at));
     if (called.length <= 2) group.append(element("text", text, called));
-    else if (name === "third") group.append(this.besides(at, called));
+    else if (name === "third") group.append(this.longName(at, called));
     return group;
   }
 
-  /** A name that is too long for its dot. */
-  besides({ cx, cy }, called) {
+  /** A name that does not fit into its dot. */
+  longName({ cx, cy }, called) {
     const left = cx > this.svg.clientWidth / 2;
     const text = { x: cx + (left ? -9 : 9), y: cy, class: left ? "long-name left" : "long-name" };
     return element("text", text, called);

@@ -1,9 +1,9 @@
-/** The three pictures on the wall: decoded once, painted at once. */
+/** The pictures of the page: decoded once, painted at once. */
 
-/** The strongest colours of the service's heatmaps have these least channels: red, blue. */
+/** Smallest channel of full red and full blue in the service's heatmaps. */
 const LEAST_OF_RED = 24;
 const LEAST_OF_BLUE = 33;
-/** Of the input's dark parts below a heatmap: pale, so that both colours show. */
+/** Strength of the input's dark parts below a heatmap: pale, so that both colours show. */
 const SHADE = 0.4;
 
 /** A data URL as a bitmap, without fetching: a strict content policy allows that. */
@@ -47,7 +47,7 @@ export function paintPixels(canvas, image) {
   fit(canvas, image).putImageData(image, 0, 0);
 }
 
-/** The heatmap over its input: grey and pale where it is zero, in colour where it is strong. */
+/** The heatmap over its input, which is grey and pale. */
 export function paintOverlay(canvas, input, heatmap) {
   const context = fit(canvas, heatmap);
   const { width, height } = canvas;

@@ -1,21 +1,22 @@
-/** One slider from the input over the tipping point to convincing and beyond. */
+/** The slider from the input to the tipping point, the counterfactual and beyond. */
 
 import { percent } from "./words.js";
 
-/** A share of the whole within which a pointer is drawn to a stop. */
+/** Distance, as a share of the slider, within which it snaps to a stop. */
 const PULL = 0.012;
-const CROWDED = 0.2;
+/** Stops that are closer than this, in pixels, have no room for both names between them. */
+const CROWDED = 130;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Where the slider has names, in order; it comes to rest at the convincing picture.
- * @param {string} name what that is called
+/** The named stops of the slider, in order; it comes to rest at the counterfactual.
+ * @param {string} name the name of that stop
  */
-export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end, name) {
+export function stopsOf({ tippingAlpha, alpha }, end, name) {
   const stops = [
     { alpha: 0, name: "input" },
-    { alpha: tipping, name: "tips here" },
-    { alpha: convincing, name, rest: true },
+    { alpha: tippingAlpha, name: "tipping point" },
+    { alpha, name, rest: true },
   ].sort((a, b) => a.alpha - b.alpha);
   return stops.at(-1).alpha < end ? [...stops, { alpha: end, name: "beyond" }] : stops;
 }
@@ -23,7 +24,7 @@ export function stopsOf({ alpha_0: tipping, alpha_1: convincing }, end, name) {
 export class Slider {
   /**
    * @param {{input: HTMLInputElement, stops: HTMLElement, play: HTMLButtonElement}} parts
-   * @param {(step: number) => void} moved told which frame to show
+   * @param {(step: number) => void} moved receives the frame to show
    */
   constructor(parts, moved) {
     Object.assign(this, parts);
@@ -45,7 +46,7 @@ export class Slider {
     this.align();
   }
 
-  /** Nothing to show until the next path is there. */
+  /** Shows nothing until the next path arrives. */
   forget() {
     this.stop();
     this.frames = [];
@@ -61,23 +62,24 @@ export class Slider {
     return button;
   }
 
-  /** Names of stops that lie close together lean away from each other; the outer ones give way. */
+  /** Places the names of stops that are close together on their outer sides. */
   align() {
-    const [, second, third] = this.marks.map(({ alpha }) => alpha / this.end);
+    const width = this.stops.clientWidth;
+    const [, second, third] = this.marks.map(({ alpha }) => (width * alpha) / this.end);
     let leans = ["right", "middle", "left", "left"];
-    if (second < CROWDED) leans = ["bare", "right", "left", "left"];
+    if (second < 0.7 * CROWDED) leans = ["bare", "right", "left", "left"];
     else if (third - second < CROWDED) leans = ["right", "left", "right", "bare"];
     [...this.stops.children].forEach((button, i) => (button.dataset.lean = leans[i]));
   }
 
-  /** The frame to show there; a stop that is near draws it to itself. */
+  /** The frame at this α, or that of a stop nearby. */
   nearest(alpha) {
     const stop = closest(this.marks, alpha);
     const pulled = Math.abs(stop.alpha - alpha) < PULL * this.end;
     return this.frames.indexOf(closest(this.frames, pulled ? stop.alpha : alpha));
   }
 
-  /** What a person asked for: ends any animation. */
+  /** Moves there and ends any animation. */
   scrub(alpha) {
     if (!this.frames.length) return;
     this.stop();
@@ -122,7 +124,7 @@ export class Slider {
     this.go(steps[event.key]);
   }
 
-  /** Moves on its own, gently, or at once where people prefer less motion. */
+  /** Moves smoothly, or at once if the system prefers less motion. */
   sweep(from, to, milliseconds) {
     if (calm.matches) {
       this.go(this.nearest(to));
@@ -131,7 +133,7 @@ export class Slider {
     this.run((share) => from + (to - from) * ease(share), milliseconds);
   }
 
-  /** From the input to the far end and back to convincing. */
+  /** Plays from the input to the far end and back to the counterfactual. */
   playThrough() {
     if (!this.frames.length) return;
     const rest = this.marks.find((mark) => mark.rest)?.alpha ?? this.end;
@@ -167,7 +169,7 @@ export class Slider {
   }
 }
 
-/** Of things on the path. */
+/** The closest of several things on the path. */
 function closest(things, alpha) {
   const away = (thing) => Math.abs(thing.alpha - alpha);
   return things.reduce((best, each) => (away(each) < away(best) ? each : best));

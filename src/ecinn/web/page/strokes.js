@@ -6,7 +6,7 @@ const BOX = 20;
 export const PEN = 2.3;
 const HALO = 1.1;
 const FINE = 8;
-/** A dot or a comma is not blown up to fill the box. */
+/** Largest enlargement, so that a dot does not fill the box. */
 const MOST_ENLARGED = 2.5;
 
 /**
@@ -60,7 +60,7 @@ function rasterise(strokes, place) {
   return Uint8Array.from(sums, (sum) => Math.round(sum / (FINE * FINE)));
 }
 
-/** Row by row, as the service wants them. */
+/** Rows of values, as the service needs them. */
 export function rows(pixels) {
   return Array.from({ length: SIDE }, (_, row) => [...pixels.subarray(row * SIDE, (row + 1) * SIDE)]);
 }
@@ -100,7 +100,7 @@ export function framed(strokes) {
   return rasterise(strokes, place);
 }
 
-/** Where they were drawn, over a picture that is framed already. */
+/** Keeps strokes where they were drawn, over a picture that is framed already. */
 export function inPlace(strokes, background) {
   const drawn = rasterise(strokes, { scale: SIDE, x: 0, y: 0 });
   return drawn.map((value, pixel) => Math.max(value, background[pixel]));

@@ -1,9 +1,9 @@
-/** Which tools make sense now, and what they are called. */
+/** Shows the tools that apply now, with their names. */
 
-import { at } from "./telling.js";
+import { at } from "./messages.js";
 import { arrowKeys, emptyWords, hint } from "./words.js";
 
-/** The easel's.
+/** Tools of the easel.
  * @param {{model: object, source: object | null}} state
  */
 export function arrange({ model, source }, easel) {
@@ -22,7 +22,7 @@ export function arrange({ model, source }, easel) {
   if (test !== undefined) at("index").value = String(test);
 }
 
-/** A picture; where keys do something, a surface that takes them itself. */
+/** Names the surface; it takes the focus only if keys do something. */
 function nameSurface(pad, name, keys) {
   pad.setAttribute("role", keys ? "application" : "img");
   pad.setAttribute("aria-label", keys ? `${name}: ${keys}` : name);
@@ -30,7 +30,7 @@ function nameSurface(pad, name, keys) {
   else pad.removeAttribute("tabindex");
 }
 
-/** The stage's.
+/** Tools of the stage.
  * @param {"empty" | "stale" | "loading" | "nearly" | "ready"} name
  */
 export function settle(name) {

@@ -1,13 +1,13 @@
-/** How things are said. */
+/** The words of the page. */
 
-/** A probability for people; never 100 % for what is not certain. */
+/** A probability; never 100 % for what is not certain. */
 export function percent(share) {
   if (share > 0.9995) return "> 99.9 %";
   if (share < 0.0005) return "< 0.1 %";
   return `${(100 * share).toFixed(1)} %`;
 }
 
-/** The same in whole percent, for where there is little room; nothing below one. */
+/** The same in whole percent, where there is little room; nothing below one. */
 export function brief(share) {
   if (share < 0.01) return "";
   return share > 0.99 ? "> 99 %" : `${Math.round(100 * share)} %`;
@@ -17,7 +17,7 @@ function article(name) {
   return /^(8|11|18)/.test(name) ? "an" : "a";
 }
 
-/** The class as one speaks of it: an 8, dot 4, smiling. */
+/** The class in a sentence: an 8, label 4, smiling. */
 export function named(model, label) {
   const name = model.classes[label];
   if (model.kind === "digits") return `${article(name)} ${name}`;
@@ -33,7 +33,7 @@ export function question(model, p, q) {
     return [`Why is this ${articles[0]} `, from, ` and not ${articles[1]} `, to, "?"];
   }
   if (model.kind === "dots") return ["Why is this labelled ", from, " and not ", to, "?"];
-  return ["Read as ", from, ". What would make it ", to, "?"];
+  return ["Classified as ", from, ". What would make it ", to, "?"];
 }
 
 /** Index of the largest. */
@@ -41,43 +41,43 @@ export function winner(posterior) {
   return posterior.indexOf(Math.max(...posterior));
 }
 
-export function asked(confidence) {
+export function whole(confidence) {
   return `${Math.round(100 * confidence)} %`;
 }
 
-/** What the slider's place of rest is called. */
+/** The name of the slider's stop at the counterfactual. */
 export function restName(confidence) {
-  return confidence === null ? "convincing" : `${asked(confidence)} asked`;
+  return confidence === null ? "convincing" : whole(confidence);
 }
 
-/** What came of the asked confidence; the service says where no more can be had. */
+/** The confidence that was obtained; the service adds a sentence if it is the highest reachable. */
 export function obtainedWords(confidence, obtained, alpha) {
-  return `You asked for ${asked(confidence)}: this is ${percent(obtained)}, at α = ${alpha.toFixed(2)}.`;
+  return `You requested ${whole(confidence)} and got ${percent(obtained)}, at α = ${alpha.toFixed(2)}.`;
 }
 
-/** What the arrow keys do on the easel, if anything. */
+/** The function of the arrow keys on the easel, if any. */
 export function arrowKeys(easel, model) {
   if (easel.photo) return "the arrow keys move the photograph";
   return model.kind === "dots" ? "the arrow keys move the dot" : null;
 }
 
 export function hint(easel, model) {
-  if (model.kind === "dots") return "The dot at the left edge is the label: tap the edge, or press ↑ and ↓ here, to move it. You can draw, too.";
-  if (model.kind === "digits") return "Draw a digit, drop a picture, or take a test picture.";
+  if (model.kind === "dots") return "The dot at the left edge is the label. Tap the edge, or press ↑ and ↓ here, to move it. You can also draw.";
+  if (model.kind === "digits") return "Draw a digit, drop a picture, or choose a test picture.";
   if (easel.photo && model.kind === "faces") return "Drag (or press the arrow keys here) and zoom until the face fills the oval, eyes on the line.";
-  if (easel.photo) return "Drag (or press the arrow keys here) and zoom to choose what is read.";
-  return "Drop, paste or open a photo; it stays between you and this service.";
+  if (easel.photo) return "Drag (or press the arrow keys here) and zoom to choose the part that is classified.";
+  return "Drop, paste or open a photo. It is sent to this service only.";
 }
 
 export function emptyHeadline(model) {
-  if (model.kind === "faces") return "Whose face shall it be?";
-  return model.kind === "images" ? "Which picture shall it be?" : "Draw a digit.";
+  if (model.kind === "faces") return "Add a face.";
+  return model.kind === "images" ? "Add a picture." : "Draw a digit.";
 }
 
 export function emptyWords(model) {
   if (model.kind === "digits") return "Draw a digit here";
-  if (model.kind === "dots") return "Tap the left edge for a dot, draw the rest";
+  if (model.kind === "dots") return "Tap the left edge for a dot, and draw a digit";
   const what = model.kind === "faces" ? "portrait photo" : "picture";
-  if (model.samples) return `Drop a ${what} here, or take a test picture`;
-  return `There are no test pictures for this network here. Drop a ${what}, or open one.`;
+  if (model.samples) return `Drop a ${what} here, or choose a test picture`;
+  return `This network has no test pictures here. Drop a ${what}, or open one.`;
 }

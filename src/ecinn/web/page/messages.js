@@ -1,4 +1,4 @@
-/** Telling people: what went wrong and what to do, what a screen reader says, the token. */
+/** Messages: errors and what to do, text for screen readers, the token dialog. */
 
 import { listeners } from "./api.js";
 
@@ -13,13 +13,13 @@ export function notice(words, retry = null) {
 
 let speaking;
 
-/** For screen readers, once things have come to rest. */
+/** For screen readers, once nothing changes any more. */
 export function say(words) {
   clearTimeout(speaking);
   speaking = setTimeout(() => (at("spoken").textContent = words), 500);
 }
 
-/** Runs what may fail; a failure is told, with a way to try again. */
+/** Runs work that may fail; shows the failure with a button to try again. */
 export async function attempt(work) {
   try {
     await work();
@@ -35,7 +35,7 @@ export async function attempt(work) {
 }
 
 listeners.busy = (seconds) => {
-  const words = `Many are asking just now. Trying again in ${Math.ceil(seconds)} s …`;
+  const words = `The service is busy. Trying again in ${Math.ceil(seconds)} s …`;
   notice(seconds ? words : "");
 };
 
