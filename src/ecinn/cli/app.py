@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import ecinn
-from ecinn.errors import EcinnError, InputError, InterruptedRunError
+from ecinn.errors import EcinnError, InterruptedRunError
 
 PANELS = {
     "Commands": ("explain", "models", "train", "evaluate", "audit", "serve"),
@@ -143,21 +143,6 @@ def _fail_usage(error: Any) -> NoReturn:  # noqa: ANN401
 def plain(text: str) -> str:
     """Escape text so that Rich prints it as it is."""
     return text.replace("[", r"\[")
-
-
-def device_name(name: str) -> str:
-    """Return the device to compute on; auto prefers a GPU."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device must be cpu, cuda or auto, not {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("no usable GPU found: leave --device out, or use --device cpu")
-    return name
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401

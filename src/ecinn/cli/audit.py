@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, out, plain, print_json
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
@@ -33,9 +33,8 @@ def audit(
     from ecinn.files import atomic_write, output_folder
     from ecinn.model import load
 
-    chosen = device_name(device)
-    loaded = load(model, chosen)
-    compared = {_name(other): load(other, chosen) for other in others or ()}
+    loaded = load(model, device)
+    compared = {_name(other): load(other, device) for other in others or ()}
     if len(compared) < len(others or ()):
         raise InputError("two of the models to compare with have the same name: rename a file")
     page = out_file or Path(f"{_name(model)}-audit.html")

@@ -5,13 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
-from ecinn.cli.app import Device, Json, app, device_name, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
@@ -58,16 +54,15 @@ def authors_benchmark(
     from ecinn.studies.benchmark.quality import find_judges
     from ecinn.studies.benchmark.record import document, jsonable, provenance
 
-    chosen = device_name(device)
     names: dict[BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
     # All input is read before anything is written.
     benchmarks = {name: load_authors(data, name) for name in names}
-    models = {name: load(given, chosen) for name, given in names.items()}
+    models = {name: load(given, device) for name, given in names.items()}
     for name, dataset in DATASETS.items():
         if models[name].recipe.dataset != dataset:
             raise InputError(f"{names[name]} is not a model of {dataset}: give one that is")
     autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
-    judges = find_judges(judges_name, "mnist").to(torch.device(chosen))
+    judges = find_judges(judges_name, "mnist").to(models["mnist"].device)
     folder = output_folder(out_dir)
     line = command_line("authors", data="DIR", model=model, fake_model=fake_model, limit=limit)
     line += "" if curve else " --no-curve"
@@ -138,7 +133,7 @@ def counterfactuals_benchmark(
 
     asked = list(METHODS) if methods is None else names_of(methods)
     require_known(asked, tuple(METHODS))
-    explainer = load(model, device_name(device))
+    explainer = load(model, device)
     recipe = explainer.recipe
     judges = find_judges(judges_name, recipe.dataset).to(explainer.device)
     data = recipe.load("test")
@@ -207,7 +202,7 @@ def consistency_benchmark(
     from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency
     from ecinn.studies.benchmark.record import document, jsonable, provenance
 
-    explainer = load(model, device_name(device))
+    explainer = load(model, device)
     pair = _two_classes(classes, explainer.class_names)
     data = load_images(explainer.recipe.dataset, "test", celeba)
     stem = output_folder(out_dir) / f"consistency-{explainer.name}"
@@ -285,6 +280,10 @@ def finish(
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables on the terminal, as wide as their figures need."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as RichTable
+
     for table in tables:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))

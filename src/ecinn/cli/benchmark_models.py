@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, device_name, err, plain, print_json
+from ecinn.cli.app import Device, Json, err, plain, print_json
 from ecinn.cli.benchmark import (
     RESULTS,
     Images,
@@ -77,7 +77,7 @@ def heatmaps_benchmark(
     from ecinn.studies.inception.training import load_inception
 
     asked = require_methods(METHODS if methods is None else names_of(methods))
-    explainer = load(model, device_name(device))
+    explainer = load(model, device)
     network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
     dataset = explainer.recipe.dataset
     data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
@@ -146,9 +146,8 @@ def faces_benchmark(
     from ecinn.studies.benchmark import faces
     from ecinn.studies.benchmark.record import document, jsonable, provenance
 
-    chosen = device_name(device)
     names = names_of(models)
-    loaded = {name: load(name, chosen) for name in names}
+    loaded = {name: load(name, device) for name in names}
     for name, model in loaded.items():
         if not model.recipe.dataset.startswith("celeba/"):
             raise InputError(f"{name} is not a model of faces: leave it out")
@@ -232,15 +231,14 @@ def rounding_benchmark(
         rounding_tables,
     )
 
-    chosen = device_name(device)
     loaded: dict[str, Model] = {}
     for name in models:
-        model = load(name, chosen)
+        model = load(name, device)
         require_rounded(model)
         if model.name in loaded:
             raise InputError(f"{model.name} is given twice: measure one at a time")
         loaded[model.name] = model
-    before = match_unrounded({file: load(file, chosen) for file in unrounded or []}, loaded)
+    before = match_unrounded({file: load(file, device) for file in unrounded or []}, loaded)
     stem = "rounding" if split is SplitName.TEST else f"rounding-{split.value}"
     folder = output_folder(out_dir)
     of_faces = any(model.recipe.dataset.startswith("celeba/") for model in loaded.values())

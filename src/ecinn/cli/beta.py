@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ecinn.cli.app import Device, app, device_name, err, out, plain
+from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
+    import torch
+
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset
@@ -33,18 +35,17 @@ def beta(
     device: Device = "auto",
 ) -> None:
     """Train models at increasing β for Figure 10; run it again to continue."""
-    import torch
-
     from ecinn.files import output_folder
+    from ecinn.flow.device import resolve_device
     from ecinn.studies.judges import load_judges
     from ecinn.studies.paper import beta_models
 
-    chosen = device_name(device)
+    chosen = resolve_device(device)
     values = sorted(set(betas or beta_models.BETAS))
     recipes = [beta_models.settings(value, epochs) for value in values]
     train, test = (load_images("mnist", split).first(limit) for split in ("train", "test"))
     places = beta_models.draw_digits(test, seed)
-    jury = beta_models.Jury.assemble(load_judges("mnist").to(torch.device(chosen)), test)
+    jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
     results = output_folder(out_dir) / beta_models.FILE
     earlier = _earlier(out_dir, values, epochs, train, test)
     models: list[Checkpoint] = []
@@ -58,7 +59,7 @@ def beta(
             else:
                 err.print(f"{task}: already trained")
             models.append(model)
-            compared = beta_models.compare([*models, *earlier], test, places, torch.device(chosen))
+            compared = beta_models.compare([*models, *earlier], test, places, chosen)
             beta_models.save(compared, results)
             _print_result(model)
     except (KeyboardInterrupt, InterruptedRunError):
@@ -107,7 +108,7 @@ def _train(
     test: "Dataset",
     jury: "Jury",
     folder: Path,
-    device: str,
+    device: "torch.device",
     task: str,
 ) -> "Checkpoint":
     """Train or continue, measure, and remove the state that is only needed to continue."""
@@ -115,13 +116,13 @@ def _train(
     from ecinn.model import Model
     from ecinn.training import loop
 
-    with bars() as show:
+    with bars() as observe:
 
-        def observe(progress: "Progress") -> None:
-            show(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
+        def observe_task(progress: "Progress") -> None:
+            observe(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
 
         model = loop.train(
-            recipe, train, folder, test=test, device=device, resume=True, observe=observe
+            recipe, train, folder, test=test, device=device, resume=True, observe=observe_task
         )
     judged = jury.judge(Model(model, device))
     model.classifier.cpu()

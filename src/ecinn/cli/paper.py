@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ecinn.cli.app import Device, app, device_name, err, out, plain
+from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import CelebA, bars
 from ecinn.errors import EcinnError, InputError
 
@@ -47,6 +47,7 @@ def paper(
 ) -> None:
     """Make the paper's figures and tables with the shipped models: PDF, PNG and numbers."""
     from ecinn.files import output_folder
+    from ecinn.flow.device import resolve_device
     from ecinn.studies.paper import artefact, beta_models
 
     known = artefact.ARTEFACTS
@@ -71,7 +72,7 @@ def paper(
     }
     if len(missing) == len(selected):
         raise InputError("; ".join(f"{name} {reason}" for name, reason in missing.items()))
-    chosen_device = device_name(device)
+    chosen_device = str(resolve_device(device))
     folder = output_folder(out_dir)
     with bars() as observe:
         context = artefact.Context(seed, faces, inception, beta, chosen_device, observe)

@@ -27,25 +27,7 @@ INTERVAL = 10.0
 
 
 @contextmanager
-def bars() -> Iterator[Any]:
-    """TRANSITION: also accept `observe(task, done, total)` until all commands are converted."""
-    with _bars() as observe:
-
-        def either(*report: Any) -> None:  # noqa: ANN401
-            observe(report[0] if len(report) == 1 else Progress(*report))
-
-        yield either
-
-
-@contextmanager
-def training_bar() -> Iterator[Callable[[str, int, int, float | None], None]]:
-    """TRANSITION: show a training until all commands report `Progress`."""
-    with _bars() as observe:
-        yield lambda words, done, total, _: observe(Progress(words, done, total))
-
-
-@contextmanager
-def _bars() -> Iterator[Observer]:
+def bars() -> Iterator[Observer]:
     """Yield an observer that shows every task on stderr."""
     if not err.is_terminal:
         yield Lines(lambda line: err.print(plain(line)))

@@ -343,6 +343,7 @@ def test_published_validity_and_elastic_net_come_out_again(name) -> None:
         assert (made.images.min(), made.images.max()) == (0, 255)  # so scaled whole is k/255 − ½
 
 
+@pytest.mark.slow
 @needs_the_authors
 @pytest.mark.parametrize("name", ["mnist", "fake_mnist"])
 def test_published_im1_and_im2_come_out_again(name) -> None:

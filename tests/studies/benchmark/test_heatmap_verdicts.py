@@ -56,6 +56,7 @@ def perfect_for(winner: str):
     return maps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("winner", ["ecinn", "deep_lift"])
 def test_a_perfect_map_wins_localisation_and_who_loses_is_told(monkeypatch, winner) -> None:
     monkeypatch.setattr(heatmaps, "heatmaps", perfect_for(winner))
@@ -95,6 +96,7 @@ def test_words_follow_the_interval(low, high, better, word) -> None:
     assert verdict(Interval((low + high) / 2, low, high, 9), better) == word
 
 
+@pytest.mark.slow
 def test_faces_are_measured_by_regions() -> None:
     model = small_model(3, 2, "celeba/Smiling")
     result, shown = measure(model, n=3, methods=("gradient_shap",))

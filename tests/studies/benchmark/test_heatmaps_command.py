@@ -28,6 +28,7 @@ def small_command(monkeypatch):
     return ("benchmark", "heatmaps", "--model", "some", "--seed", SEED)
 
 
+@pytest.mark.slow
 def test_command_writes_tables_figures_and_a_sheet(small_command, tmp_path) -> None:
     code, stdout, stderr = run(
         *small_command, "--n", 2, "--out", tmp_path, "--methods", "deep_lift"
@@ -48,6 +49,7 @@ def test_command_writes_tables_figures_and_a_sheet(small_command, tmp_path) -> N
     assert json.loads(stdout)["record"]["baseline"] == "black"
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_when_the_rest_fails(
     small_command, monkeypatch, tmp_path
 ) -> None:

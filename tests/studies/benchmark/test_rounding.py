@@ -199,6 +199,7 @@ def test_the_seed_says_it_all(model: Model, data: Dataset) -> None:
         assert torch.equal(value, state[name]), name
 
 
+@pytest.mark.slow
 def test_the_estimate_tells_the_truth() -> None:
     """Of images that the unrounded model draws no other weights can know more: a known best.
 

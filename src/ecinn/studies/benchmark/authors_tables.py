@@ -15,6 +15,7 @@ from ecinn.studies.benchmark.authors import (
 )
 from ecinn.studies.benchmark.authors_files import DATASETS
 from ecinn.studies.benchmark.quality import CUES, verdict_cells
+from ecinn.studies.benchmark.record import note
 
 
 def control_line(result: AuthorsResult) -> str:
@@ -48,9 +49,11 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
             [_control_cells(figure) for figure in result.control],
             [
                 f"**{control_line(result)}**",
-                "As published, and impossible to compute again without the authors' classifiers: "
-                + "; ".join(_means(result, metric) for metric in ("FID", "Oracle"))
-                + ".",
+                note(
+                    "authors",
+                    "published",
+                    means="; ".join(_means(result, metric) for metric in ("FID", "Oracle")),
+                ),
             ],
         ),
         Table.of(
@@ -61,20 +64,20 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
                 for label, scored in rows
             ],
             [
-                "Ours: α₁, stored as 8 bits, for GEN's targets. Our model classifies "
-                f"{result.other_prediction} images differently from GEN's, and "
-                f"{result.target_is_prediction} as the target already; those count as failures. "
-                "TCV (class changed) and reached q are by each method's own classifier, over all "
-                "images; all other columns leave out failed and black images, as the authors do."
-                + ("" if planted else f" {AS_NEAR}: the training image at the closest EN."),
+                note(
+                    "authors",
+                    "rows",
+                    other_prediction=result.other_prediction,
+                    target_is_prediction=result.target_is_prediction,
+                ),
+                *([] if planted else [note("authors", "as_near", name=AS_NEAR)]),
             ],
         ),
     ]  # fmt: skip
     if result.curve:
         title = f"{name}: ours over the asked confidence (the first {result.curve[0].n} images)"
-        note = "All columns after the second are over the pairs that can reach the confidence."
         curve = [_curve_cells(point, record, planted=planted) for point in result.curve]
-        tables.append(Table.of(title, curve, [note]))
+        tables.append(Table.of(title, curve, [note("authors", "curve")]))
     return tuple(tables)
 
 

@@ -18,6 +18,7 @@ from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import predicted_classes
+from ecinn.studies.benchmark.record import note
 
 ASKED = tuple(round(0.05 * step, 2) for step in range(1, 20))
 _BATCH = 64
@@ -169,12 +170,7 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
                 }
                 for name, variant in variants.items()
             ],
-            [
-                "Random, correctly classified test images. Asked: a posterior of the image's own "
-                "class of .05, .10, … .95. Obtained: the posterior of the stored 8-bit image. "
-                f"Over {pairs} pairs; {result.unreachable} that no α reaches are left out. "
-                "Corrected: α is corrected where the stored image misses the asked confidence.",
-            ],
+            [note("consistency", "variants", pairs=pairs, unreachable=result.unreachable)],
         ),
         Table.of(
             "Mean obtained at every asked level",

@@ -21,6 +21,7 @@ from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import log_density
+from ecinn.studies.benchmark.record import note
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.published import face_errors
 from ecinn.training.evaluation import Evaluation, evaluate
@@ -238,12 +239,7 @@ def face_tables(results: Mapping[str, FaceResult]) -> list[Table]:
         Table.of(
             f"On {n:,} test faces",
             [_face_cells(name, result) for name, result in results.items()],
-            [
-                "In brackets Wilson's 95 % interval. The paper's figures are on CelebA-HQ, a "
-                "different set of images. Reached q: stored 8-bit counterfactuals at α₁; "
-                "corrected: after correcting α where needed. Mean change: |x̂ − x| of pixels in "
-                "[0, 1].",
-            ],
+            [note("faces", "models")],
         )
     ]
     convinced = [
@@ -252,12 +248,7 @@ def face_tables(results: Mapping[str, FaceResult]) -> list[Table]:
         for level in result.convinced
     ]
     if convinced:
-        note = (
-            "Inception-V3 was trained on the same faces and label, independently of our models. "
-            "Judged are the test faces that both classify alike. A change that fooled only our "
-            "own network would not convince it. In brackets Wilson's 95 % interval."
-        )
-        tables.append(Table.of("Who else is convinced", convinced, [note]))
+        tables.append(Table.of("Who else is convinced", convinced, [note("faces", "convinced")]))
     return tables
 
 

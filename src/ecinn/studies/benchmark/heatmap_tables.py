@@ -1,7 +1,6 @@
 """Tables and the sheet of the heatmap benchmark."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from PIL import Image
 
@@ -12,7 +11,6 @@ from ecinn.metrics.statistics import Interval
 from ecinn.studies.benchmark.heatmap_measures import (
     LABELS,
     RANDOM_ORDER,
-    Baseline,
     Block,
     Comparison,
     HeatmapBenchmark,
@@ -20,50 +18,7 @@ from ecinn.studies.benchmark.heatmap_measures import (
     Section,
     Shown,
 )
-
-CAPTIONS: Mapping[Section, str] = MappingProxyType(
-    {
-        "replacement": f"p(p|x) of the explained network while pixels are replaced (deletion) or "
-        f"restored (insertion), in {STEPS} steps. Signed maps order pixels by their evidence for "
-        "p, −Σ h over channels; ECINNh shows change, whose sign is not evidence, so its order is "
-        "|h|. Replacement by the counterfactual favours ECINNh, which made it; blur and noise are "
-        "fairer, but produce images unlike any training image.",
-        "magnitude": "The first images, all ordered by |h|, which does not suit signed maps.",
-        "cross-check": "The first images in the same orders, evaluated by the CNN although the "
-        "maps explain the INN.",
-        "noise": "Total variation is 2√2 for Gaussian noise; spatial coherence (Moran's I) is 1 "
-        "for smooth maps and 0 for noise.",
-        "random weights": "The same architecture with random weights and, for ECINNh, its own μ̄. "
-        "A map that does not depend on the learned weights explains nothing. Smooth maps are more "
-        "similar by chance than noisy ones; gradient maps contain the factor x − baseline, which "
-        "preserves ranks for any weights.",
-    }
-)
-BASELINES: Mapping[Baseline, str] = MappingProxyType(
-    {
-        "mean": "Baseline of Integrated Gradients and DeepLift: the mean of training images.",
-        "black": "Baseline of Integrated Gradients and DeepLift: black, a disadvantage where dark "
-        "pixels matter.",
-    }
-)
-MARKS: Mapping[Baseline, str] = MappingProxyType(
-    {
-        "mean": "All marks are faint in that mean, so q's mark, which is black in the image, "
-        "counts little.",
-        "black": "q's mark is black in the image too, so it counts almost nothing.",
-    }
-)
-TITLES: Mapping[Section, str] = MappingProxyType(
-    {
-        "replacement": "Replaced pixels",
-        "magnitude": "Replaced pixels in the order of |h|",
-        "cross-check": "Replaced pixels, evaluated by the CNN: a cross-check",
-        "localisation": "Localisation",
-        "noise": "Noise of the map",
-        "stability": "Similarity to the map of a noisy image",
-        "random weights": "Similarity to the map of random weights",
-    }
-)
+from ecinn.studies.benchmark.record import note, wording
 
 
 def heatmap_tables(result: HeatmapBenchmark) -> tuple[Table, ...]:
@@ -109,45 +64,32 @@ def _section_table(result: HeatmapBenchmark, block: Block, section: Section) -> 
         }
         for measure in measures
     ]
-    title = f"{block.network}: {TITLES[section]} ({result.dataset}, {n} random test images)"
-    note = f"{_caption(result, section)} Means with 95 % bootstrap intervals; ↓ less is better, "
-    return Table.of(title, cells, (note + "↑ more is better.", *_about_network(block)))
+    title = f"{block.network}: {wording()['heatmap_titles'][section]}"
+    title += f" ({result.dataset}, {n} random test images)"
+    return Table.of(title, cells, (_caption(result, section), *_about_network(block)))
 
 
 def _caption(result: HeatmapBenchmark, section: Section) -> str:
-    baseline = BASELINES[result.baseline]
-    if section == "localisation" and result.planted:
-        return (
-            f"Only the marks of p and q distinguish these classes. {baseline} "
-            f"{MARKS[result.baseline]}"
-        )
-    if section == "localisation":
-        return (
-            "Shares of the importance, and their density (1 is chance), in fixed regions of an "
-            "aligned face. Where the network looks is unknown; arrows show where people look for "
-            f"the attribute. {baseline}"
-        )
-    if section == "stability":
-        return f"Gaussian noise of {result.noise:g} is added to the image; p and q stay."
-    if section in ("replacement", "magnitude", "cross-check"):
-        return f"{CAPTIONS[section]} {baseline}"
-    if section == "noise" and result.planted:
-        return (
-            f"{CAPTIONS[section]} The ideal map of this dataset is a few single pixels, which "
-            "count as noise: these figures do not measure quality here."
-        )
-    return CAPTIONS[section]
+    planted = result.planted and section in ("localisation", "noise")
+    words = note(
+        "heatmaps",
+        f"{section}_planted" if planted else section,
+        steps=STEPS,
+        noise=f"{result.noise:g}",
+        baseline=_baseline(result),
+        marks=note("heatmaps", f"marks_{result.baseline}"),
+    )
+    return f"{words} {note('heatmaps', 'intervals')}"
+
+
+def _baseline(result: HeatmapBenchmark) -> str:
+    return note("heatmaps", f"baseline_{result.baseline}")
 
 
 def _about_network(block: Block) -> tuple[str, ...]:
     if block.network == "INN":
         return ()
-    same = 100 * block.same_prediction
-    return (
-        f"p is the CNN's prediction, which is the INN's in {same:.1f} % of the images. ECINNh "
-        "needs an inverse, which the CNN lacks: its column explains the INN for the CNN's p and q "
-        "and is only a cross-check.",
-    )
+    return (note("heatmaps", "cnn", same=100 * block.same_prediction),)
 
 
 def _cost_table(result: HeatmapBenchmark, block: Block) -> Table:
@@ -165,13 +107,8 @@ def _cost_table(result: HeatmapBenchmark, block: Block) -> Table:
                     "of output change": NONE if known is None else f"{known.relative:.2%}",
                 }
             )
-    note = (
-        f"Wall-clock seconds in batches of {result.batch_size}; for gradient methods including "
-        "the outputs that δ needs. δ, the convergence delta, is the map's sum minus the change of "
-        "the log-odds that it should equal. ECINNh's map is a change of the image and has no such "
-        f"sum. {BASELINES[result.baseline]}"
-    )
-    return Table.of(f"{block.network}: cost and convergence", cells, [note])
+    words = note("heatmaps", "cost", batch_size=result.batch_size, baseline=_baseline(result))
+    return Table.of(f"{block.network}: cost and convergence", cells, [words])
 
 
 def _comparison_table(block: Block) -> Table:
@@ -192,10 +129,7 @@ def _comparison_table(block: Block) -> Table:
         ],
         [
             f"**ECINNh loses on: {words}.**" if losses else "ECINNh loses on nothing here.",
-            "Better, worse or no difference: the verdict of the paired difference's 95 % interval "
-            f"on ECINNh. {_tally(block)}Without any real difference, one verdict in twenty would "
-            "still show one. Pixels are ordered by |h| for ECINNh and by evidence for p for the "
-            "others. Replacement by the counterfactual favours ECINNh.",
+            note("heatmaps", "comparison", tally=_tally(block)),
             *_about_network(block),
         ],
     )
@@ -213,11 +147,8 @@ def _tally(block: Block) -> str:
         for name in counted
         if name in row.against and row.against[name].verdict not in ("more", "less")
     ]
-    return (
-        f"It is better in {verdicts.count('better')} and worse in {verdicts.count('worse')} of "
-        f"{len(verdicts)}, not counting the control ({RANDOM_ORDER}), measures that follow from "
-        "others (densities, background), the counterfactual's pixels and random weights. "
-    )
+    better, worse = verdicts.count("better"), verdicts.count("worse")
+    return note("heatmaps", "tally", better=better, worse=worse, total=len(verdicts))
 
 
 def _density_table(result: HeatmapBenchmark) -> Table:
@@ -238,12 +169,8 @@ def _density_table(result: HeatmapBenchmark) -> Table:
                 },
             }
         )
-    note = (
-        "−½‖z − μ_y‖² gives the same posterior as z·μ_y − ½‖μ_y‖², which all other tables "
-        "attribute; a library that asks for one class's output gets the former."
-    )
     title = f"INN, density and linear logit ({result.checked} images)"
-    return Table.of(title, cells, [note])
+    return Table.of(title, cells, [note("heatmaps", "density")])
 
 
 def _named(measure: Measure) -> str:

@@ -1,9 +1,11 @@
-"""Provenance of results, and writing them as JSON and Markdown without dates."""
+"""Provenance and words of results, and writing them as JSON and Markdown without dates."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,17 @@ def document(title: str, tables: Sequence[Table], record: Mapping[str, Any]) -> 
         f"{record['device']}, {record['threads']} thread(s)."
     )
     return "\n".join([f"# {title}", "", *(table.markdown() for table in tables), made, ""])
+
+
+@functools.cache
+def wording() -> dict[str, dict[str, str]]:
+    """Return the words of all tables, by benchmark and name."""
+    return tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))
+
+
+def note(benchmark: str, name: str, /, **values: object) -> str:
+    """Return a note for a table with the values filled in."""
+    return wording()[benchmark][name].format(**values)
 
 
 def jsonable(value: Any) -> Any:  # noqa: ANN401

@@ -24,6 +24,7 @@ from ecinn.model import Model
 from ecinn.pixels import Labels, dequantise
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import log_density
+from ecinn.studies.benchmark.record import note
 
 BATCH = 50
 
@@ -209,12 +210,7 @@ def rounding_tables(results: Mapping[str, RoundingCost], split: str) -> list[Tab
                 }
                 for name, result in results.items()
             ],
-            [
-                "The effect of one more rounding error on the stored model, mean ± standard "
-                "deviation of one draw. To second order the mean equals the average cost of "
-                "rounding; the actual cost may be one or two deviations away. Where class means "
-                "were refitted after rounding, as for digits, the estimate is slightly too high.",
-            ],
+            [note("rounding", "estimates")],
         )
     ]
     unrounded = {name: r.unrounded for name, r in results.items() if r.unrounded is not None}

@@ -15,19 +15,10 @@ from ecinn.drawing.pictures import image_array
 from ecinn.drawing.table import NONE, Table, number, percent
 from ecinn.errors import InputError
 from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
+from ecinn.studies.benchmark.record import note, wording
 from ecinn.studies.benchmark.side_by_side import METHODS, Made, Pairs, Scores, SideBySide
 from ecinn.studies.judges import Judges
 
-ABOUT = {
-    "ecinn": "x̂ = f⁻¹(f(x) + α₁Δ) with the class means μ̄ of training images",
-    "model-means": "the same with the model's own class means μ",
-    "pixel-gradient-l1": "gradient steps on pixels with an L1 penalty (Wachter et al.)",
-    "pixel-gradient-l2": "the same with an L2 penalty",
-    "latent-gradient": "gradient steps on the latent, through the decoded image (Dombrowski et "
-    "al.); with the flow's own posterior one encode and one decode would be enough",
-    "nearest-image": "the nearest training image classified as q; classifying all training images "
-    "once is not included in its cost",
-}
 SHOWN = 8
 # Okabe & Ito's colours, distinct under every common colour blindness, and distinct markers.
 _STYLES = (
@@ -47,27 +38,26 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
         for row in result.methods
         if row.errors
     ]
-    convinced = (
-        f"Every method gets the same images and random targets (seed {result.seed}). Reached q "
-        "and class changed: by the explained model, on the stored 8-bit image, over all images. "
-        "The oracles are independent; the convolutional one also gives COUT and label variation."
-    )
+    about = wording()["methods"]
+    convinced = [note("side_by_side", "convinced", seed=result.seed)]
     if planted:
-        convinced += " Label variation should be near 0, because the digit is not the class."
+        convinced.append(note("side_by_side", "convinced_planted"))
     return (
         Table.of(
             f"Who is convinced ({result.dataset}, {result.n} random test images)",
             [_convinced_cells(row, result, record, planted=planted) for row in rows],
-            [convinced],
+            convinced,
         ),
         Table.of(
             "Distance and realism",
             [_distance_cells(row) for row in rows],
             [
-                "IM1 and IM2 by our judges' autoencoders; Fréchet distance to all test images "
-                f"({number(result.originals_frechet)} for the originals); bits/dim under the "
-                f"explained model ({number(result.originals_bits_per_dim, 3)} for the originals); "
-                "diversity is 1 for real images."
+                note(
+                    "side_by_side",
+                    "distance",
+                    frechet=number(result.originals_frechet),
+                    bits_per_dim=number(result.originals_bits_per_dim, 3),
+                )
             ],
         ),
         Table.of(
@@ -83,10 +73,8 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
                 for row in result.methods
             ],
             [
-                f"Wall-clock seconds in batches of {result.batch_size}. A search gives up when "
-                "its steps run out; its best image is scored. Images of batches that raised an "
-                "error count as not reached and are left out of all other means.",
-                *(f"{row.method}: {ABOUT.get(row.method, NONE)}." for row in result.methods),
+                note("side_by_side", "cost", batch_size=result.batch_size),
+                *(f"{row.method}: {about.get(row.method, NONE)}." for row in result.methods),
                 *errors,
             ],
         ),

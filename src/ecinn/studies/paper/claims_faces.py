@@ -7,8 +7,7 @@ import torch
 
 from ecinn.attribution.heatmaps import HeatmapMethod, heatmaps
 from ecinn.attribution.scores import ExplainedINN
-from ecinn.auditing.measurement import audit
-from ecinn.auditing.result import Audit
+from ecinn.auditing import Audit, audit
 from ecinn.data.dataset import Dataset
 from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
 from ecinn.metrics.statistics import (
