@@ -108,6 +108,12 @@ def find_file(
     return path
 
 
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with "prefix.", without that prefix."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+
+
 def shipped_names(folder: Path) -> list[str]:
     """Return the names of the files that ship in a folder."""
     return sorted(path.stem for path in folder.glob(f"*{SUFFIX}"))

@@ -46,9 +46,7 @@ def teacher(
     output_folder(out_file.parent)
     try:
         with bars() as observe:
-            result = train_teacher(
-                data, settings, validation=validation, device=device, observe=observe
-            )
+            result = train_teacher(data, validation, settings, device=device, observe=observe)
     except KeyboardInterrupt:
         raise InterruptedRunError("interrupted: nothing was written; start again") from None
     result.save(out_file)

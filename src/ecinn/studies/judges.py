@@ -5,7 +5,7 @@ scores IM1 and IM2.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,10 @@ class JudgeSettings:
     autoencoder_batch_size: int = 32
     autoencoder_learning_rate: float = 0.01
     shift: float = 2.0
-    """Augmentation of the classifiers: pixels, degrees and shares."""
+    """Augmentation of half of the classifiers' images: pixels, degrees and shares."""
     rotate: float = 8.0
     scale: float = 0.08
     shear: float = 0.08
-
-    @property
-    def augmentation(self) -> Augmentation:
-        """Augmentation of half of the classifiers' training images."""
-        return Augmentation(
-            shift=self.shift, rotate=self.rotate, scale=self.scale, shear=self.shear, share=0.5
-        )
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -86,14 +79,12 @@ class ConvolutionalNetwork(nn.Module):
 
     def __init__(self, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            *_convolution(channels, width),
-            nn.MaxPool2d(2),
-            *_convolution(width, 2 * width),
-            nn.MaxPool2d(2),
-            *_convolution(2 * width, 4 * width),
-            *_convolution(4 * width, 4 * width),
-        )
+        layers: list[nn.Module] = []
+        for pools, filters in ((True, width), (True, 2 * width), *[(False, 4 * width)] * 2):
+            layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False)]
+            layers += [nn.BatchNorm2d(filters), nn.ReLU(), *[nn.MaxPool2d(2)] * pools]
+            channels = filters
+        self.body = nn.Sequential(*layers)
         self.head = nn.Linear(4 * width, classes)
 
     def features(self, x: Images) -> Float[Tensor, "batch features"]:
@@ -142,12 +133,6 @@ class Autoencoder(nn.Sequential):
         )
 
 
-def _convolution(channels: int, width: int) -> Iterator[nn.Module]:
-    yield nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    yield nn.BatchNorm2d(width)
-    yield nn.ReLU()
-
-
 class JudgeNetworks(nn.Module):
     """All networks of a set of judges."""
 
@@ -155,9 +140,8 @@ class JudgeNetworks(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.convolutional = ConvolutionalNetwork(channels, classes, settings.convolution_width)
-        self.fully_connected = FullyConnectedNetwork(
-            channels * height * width, classes, settings.dense_width
-        )
+        dim = channels * height * width
+        self.fully_connected = FullyConnectedNetwork(dim, classes, settings.dense_width)
         self.feature_network = ConvolutionalNetwork(channels, classes, settings.convolution_width)
         self.autoencoders = nn.ModuleList(
             Autoencoder(channels, settings.autoencoder_width) for _ in range(classes)
@@ -207,7 +191,7 @@ class Judges:
         """AE_label(x) of every image, or AE_all(x) without labels, on the scale of `scaled`."""
         if labels is None:
             return self._judge(self.networks.autoencoder_of_all, images)
-        if bool(((labels < 0) | (labels >= len(self.class_names))).any()):
+        if not set(labels.unique().tolist()) <= set(range(len(self.class_names))):
             raise InputError(f"labels must be 0 to {len(self.class_names) - 1} for these judges")
         reconstructed = torch.empty(images.shape, device=images.device)
         for label, network in enumerate(self.networks.autoencoders):
@@ -267,9 +251,16 @@ def train_judges(
 ) -> Judges:
     """Train every judge from its own seed, and measure them with their stored weights."""
     device = resolve_device(device)
-    _require_judgeable(data, test)
     channels, height, width = data.images.shape[1:]
     shape, names = (channels, height, width), data.class_names
+    if not 1 <= channels <= 3 or height % 4 or width % 4:
+        raise InputError(
+            "judges need images with 1 to 3 channels and sides divisible by 4, not "
+            f"{channels}×{height}×{width}: resize the images"
+        )
+    counts = torch.bincount(data.labels, minlength=len(names))
+    if len(counts) < 2 or not bool(counts.all()):
+        raise InputError("give at least two classes and training images of each")
 
     def build() -> JudgeNetworks:
         return JudgeNetworks(shape, len(names), settings)
@@ -278,17 +269,22 @@ def train_judges(
         networks = build().to(device)
     images, labels = data.images.to(device), data.labels.to(device)
     everything = Dataset(images, labels, names)
+    classes = [
+        Dataset(images[labels == label], labels[labels == label], names)
+        for label in range(len(names))
+    ]
     assignments: list[tuple[str, nn.Module, int, Dataset]] = [
         ("convolutional", networks.convolutional, settings.convolution_epochs, everything),
         ("fully connected", networks.fully_connected, settings.dense_epochs, everything),
         ("features", networks.feature_network, settings.convolution_epochs, everything),
         ("autoencoder", networks.autoencoder_of_all, settings.autoencoder_epochs, everything),
+        *(
+            (f"autoencoder of {name}", network, settings.autoencoder_epochs, images_of_class)
+            for name, network, images_of_class in zip(
+                names, networks.autoencoders, classes, strict=True
+            )
+        ),
     ]
-    for label, name in enumerate(names):
-        one_class = Dataset(images[labels == label], labels[labels == label], names)
-        network = networks.autoencoders[label]
-        task = f"autoencoder of {name}"
-        assignments.append((task, network, settings.autoencoder_epochs, one_class))
     trainings = [
         _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
         for number, (task, network, epochs, part) in enumerate(assignments)
@@ -315,15 +311,17 @@ def _fit(
     """Train with AdamW and a one-cycle schedule: autoencoders on their error, others on labels."""
     generator = torch.Generator(data.images.device).manual_seed(seed)
     is_autoencoder = isinstance(network, Autoencoder)
-    batch_size, rate = settings.batch_size, settings.learning_rate
+    s = settings
+    augmentation = Augmentation(s.shift, rotate=s.rotate, scale=s.scale, shear=s.shear, share=0.5)
+    batch_size, rate = s.batch_size, s.learning_rate
     if is_autoencoder:
-        batch_size, rate = settings.autoencoder_batch_size, settings.autoencoder_learning_rate
+        batch_size, rate = s.autoencoder_batch_size, s.autoencoder_learning_rate
 
     def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor | None]:
         if is_autoencoder:
             x = scaled(data.images[batch])
             return F.mse_loss(network(x), x), None
-        logits = network(scaled(augment(data.images[batch], settings.augmentation, generator)))
+        logits = network(scaled(augment(data.images[batch], augmentation, generator)))
         wrong = logits.detach().argmax(1) != data.labels[batch]
         return F.cross_entropy(logits, data.labels[batch]), wrong.float().mean()
 
@@ -361,17 +359,3 @@ def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
             name: F.mse_loss(image, x).item() for name, image in reconstructions.items()
         },
     }
-
-
-def _require_judgeable(data: Dataset, test: Dataset) -> None:
-    channels, height, width = data.images.shape[1:]
-    if not 1 <= channels <= 3 or height % 4 or width % 4:
-        raise InputError(
-            "judges need images with 1 to 3 channels and sides divisible by 4, not "
-            f"{channels}×{height}×{width}: resize the images"
-        )
-    if data.images.shape[1:] != test.images.shape[1:] or data.class_names != test.class_names:
-        raise InputError("training and test images differ in shape or classes: use one dataset")
-    counts = torch.bincount(data.labels, minlength=len(data.class_names))
-    if len(counts) < 2 or not len(test) or not bool(counts.all()):
-        raise InputError("give at least two classes, training images of each, and test images")
