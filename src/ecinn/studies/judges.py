@@ -5,7 +5,7 @@ scores IM1 and IM2.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ SHIPPED = ASSETS / "judges"
 KIND = "judges"
 _BATCH = 500
 """Images per forward pass, which bounds memory."""
-_CPU = torch.device("cpu")
 
 
 def scaled(images: StoredImages) -> Images:
@@ -133,14 +132,21 @@ class Autoencoder(nn.Sequential):
         )
 
 
-class JudgeNetworks(nn.Module):
-    """All networks of a set of judges."""
+class Judges(nn.Module):
+    """Networks that took no part in making the counterfactuals, and their training record."""
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, settings: JudgeSettings) -> None:
+    record: Mapping[str, Any]
+    """Seed, training record, and `accuracy` and `reconstruction_error` on the test images."""
+
+    def __init__(
+        self, shape: Sequence[int], class_names: Sequence[str], settings: JudgeSettings
+    ) -> None:
         super().__init__()
         channels, height, width = shape
+        classes, dim = len(class_names), channels * height * width
+        self.shape, self.class_names = (channels, height, width), tuple(class_names)
+        self.settings, self.record = settings, {}
         self.convolutional = ConvolutionalNetwork(channels, classes, settings.convolution_width)
-        dim = channels * height * width
         self.fully_connected = FullyConnectedNetwork(dim, classes, settings.dense_width)
         self.feature_network = ConvolutionalNetwork(channels, classes, settings.convolution_width)
         self.autoencoders = nn.ModuleList(
@@ -150,34 +156,10 @@ class JudgeNetworks(nn.Module):
         # Twice as fast on a CPU with few channels.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-
-@dataclass(frozen=True)
-class Judges:
-    """Networks that took no part in making the counterfactuals, and their training record."""
-
-    networks: JudgeNetworks
-    shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    settings: JudgeSettings
-    record: Mapping[str, Any]
-    """Seed, training record, and `accuracy` and `reconstruction_error` on the test images."""
-
-    @property
-    def oracles(self) -> Mapping[str, nn.Module]:
-        """The two classifiers by family."""
-        return {
-            "convolutional": self.networks.convolutional,
-            "fully connected": self.networks.fully_connected,
-        }
-
-    def to(self, device: torch.device) -> "Judges":
-        """Move the networks; results are returned on the device of the images."""
-        self.networks.to(device)
-        return self
-
     def scores(self, images: StoredImages) -> dict[str, Float[Tensor, "batch classes"]]:
         """Return the logits of each oracle by family."""
-        return {family: self._judge(oracle, images) for family, oracle in self.oracles.items()}
+        oracles = {"convolutional": self.convolutional, "fully connected": self.fully_connected}
+        return {family: self.judge(oracle, images) for family, oracle in oracles.items()}
 
     def verdicts(self, images: StoredImages) -> dict[str, Labels]:
         """Return the class that each oracle predicts, by family."""
@@ -185,28 +167,29 @@ class Judges:
 
     def features(self, images: StoredImages) -> Float[Tensor, "batch features"]:
         """Return the feature network's penultimate layer, for the Fréchet distance."""
-        return self._judge(self.networks.feature_network.features, images)
+        return self.judge(self.feature_network.features, images)
 
     def reconstruct(self, images: StoredImages, labels: Labels | None = None) -> Images:
         """AE_label(x) of every image, or AE_all(x) without labels, on the scale of `scaled`."""
         if labels is None:
-            return self._judge(self.networks.autoencoder_of_all, images)
+            return self.judge(self.autoencoder_of_all, images)
         if not set(labels.unique().tolist()) <= set(range(len(self.class_names))):
             raise InputError(f"labels must be 0 to {len(self.class_names) - 1} for these judges")
         reconstructed = torch.empty(images.shape, device=images.device)
-        for label, network in enumerate(self.networks.autoencoders):
+        for label, network in enumerate(self.autoencoders):
             rows = labels == label
             if bool(rows.any()):
-                reconstructed[rows] = self._judge(network, images[rows])
+                reconstructed[rows] = self.judge(network, images[rows])
         return reconstructed
 
     @torch.no_grad()
-    def _judge(self, network: Callable[[Tensor], Tensor], images: StoredImages) -> Tensor:
+    def judge(self, network: Callable[[Tensor], Tensor], images: StoredImages) -> Tensor:
+        """Return the output for images of any device, in parts."""
         if tuple(images.shape[1:]) != self.shape:
             raise InputError(
                 f"these judges need images of shape {self.shape}, not {tuple(images.shape[1:])}"
             )
-        device = self.networks.convolutional.head.weight.device
+        device = self.convolutional.head.weight.device
         outputs = [network(scaled(batch.to(device))) for batch in images.split(_BATCH)]
         return torch.cat(outputs).to(images.device)
 
@@ -219,7 +202,7 @@ class Judges:
             "settings": dataclasses.asdict(self.settings),
             "record": self.record,
         }
-        write_tensors(path, stored_weights(self.networks, vectors=True), about)
+        write_tensors(path, stored_weights(self, vectors=True), about)
 
 
 def shipped_judges() -> list[str]:
@@ -231,11 +214,11 @@ def load_judges(name_or_path: str | Path) -> Judges:
     """Read shipped judges by their name, or any judges by their path."""
 
     def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Judges:
-        channels, height, width = map(int, about["shape"])
         settings: JudgeSettings = rebuild(JudgeSettings, about["settings"])
-        shape, names = (channels, height, width), tuple(about["class_names"])
-        networks = assemble(lambda: JudgeNetworks(shape, len(names), settings), tensors, _CPU)
-        return Judges(networks, shape, names, settings, about["record"])
+        shape, names = about["shape"], about["class_names"]
+        judges = assemble(lambda: Judges(shape, names, settings), tensors, torch.device("cpu"))
+        judges.record = about["record"]
+        return judges
 
     return load_tensors(find_file(name_or_path, SHIPPED, KIND), KIND, build)
 
@@ -252,7 +235,7 @@ def train_judges(
     """Train every judge from its own seed, and measure them with their stored weights."""
     device = resolve_device(device)
     channels, height, width = data.images.shape[1:]
-    shape, names = (channels, height, width), data.class_names
+    names = data.class_names
     if not 1 <= channels <= 3 or height % 4 or width % 4:
         raise InputError(
             "judges need images with 1 to 3 channels and sides divisible by 4, not "
@@ -262,10 +245,10 @@ def train_judges(
     if len(counts) < 2 or not bool(counts.all()):
         raise InputError("give at least two classes and training images of each")
 
-    def build() -> JudgeNetworks:
-        return JudgeNetworks(shape, len(names), settings)
+    def build() -> Judges:
+        return Judges(data.images.shape[1:], names, settings)
 
-    with seeded(_CPU, seed):
+    with seeded(torch.device("cpu"), seed):
         networks = build().to(device)
     images, labels = data.images.to(device), data.labels.to(device)
     everything = Dataset(images, labels, names)
@@ -289,14 +272,14 @@ def train_judges(
         _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
         for number, (task, network, epochs, part) in enumerate(assignments)
     ]
-    record = {
+    judges = assemble(build, stored_weights(networks, vectors=True), device)
+    judges.record = {
         "seed": seed,
         "test_images": len(test),
         **training_record(trainings, len(data), device),
+        **_measure(judges, test),
     }
-    stored = assemble(build, stored_weights(networks, vectors=True), device)
-    judges = Judges(stored, shape, names, settings, record)
-    return dataclasses.replace(judges, record=record | _measure(judges, test)).to(_CPU)
+    return judges.cpu()
 
 
 def _fit(
@@ -342,7 +325,7 @@ def _fit(
 def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
     """Return the classifiers' accuracies and the autoencoders' mean squared errors per pixel."""
     scores = judges.scores(test.images)
-    scores["features"] = judges._judge(judges.networks.feature_network, test.images)
+    scores["features"] = judges.judge(judges.feature_network, test.images)
     x = scaled(test.images)
     another = (test.labels + 1) % len(test.class_names)
     reconstructions = {
