@@ -414,7 +414,5 @@ def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_command_is_imported_without_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib"]
-    program = (
-        f"import sys; sys.modules.update(dict.fromkeys({absent})); import ecinn.cli.inception"
-    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import ecinn.cli.networks"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -148,7 +148,7 @@ class FineTuningStep(OptimisationStep):
     @torch.no_grad()
     def _update_means(self, z: Float[Tensor, "batch dim"], label: Labels) -> None:
         """μ̄ ← (1 − w)μ̄ + w·m for the classes in this batch, with mean latents m."""
-        mu_bar = self.state.means.mu_bar
+        mu_bar: Tensor = self.state.means.mu_bar
         member = F.one_hot(label, len(mu_bar)).to(z.dtype)
         count = member.sum(0)[:, None]
         batch_means = member.T @ z / count.clamp(min=1)
