@@ -61,7 +61,13 @@ def teacher(
     lines += [f"  {name:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for name, all_, one in rows]
     command = f"teacher --out FILE --members {members} --epochs {epochs} --seed {seed}"
     _report(
-        out_file, command, limit, settings, {**result.record, "errors": errors}, lines, json_output
+        out_file,
+        command,
+        limit,
+        result.settings,
+        {**result.record, "errors": errors},
+        lines,
+        json_output,
     )
 
 

@@ -91,11 +91,6 @@ def train(
         load_checkpoint(start) if isinstance(start, str | Path) else start
         for start in (init_from, refine_from)
     ]
-    for start in starts:
-        if start is not None and start.recipe.architecture != recipe.architecture:
-            raise InputError(
-                f"cannot start from this model: its architecture differs from {recipe.name!r}"
-            )
     try:
         models = run.train(recipe, *starts)
         if test is not None:
@@ -135,8 +130,16 @@ class _Run:
             refine_from = load_checkpoint(first)
         elif not self.resume:
             first.unlink(missing_ok=True)  # left by an interrupted run of something else
-        learned = self.data.attributes if recipe.attribute_weight else None
-        attributes = 0 if learned is None else learned.shape[1]
+        for start in (init_from, refine_from):
+            if start is not None and start.recipe.architecture != recipe.architecture:
+                raise InputError(
+                    f"cannot start from this model: its architecture differs from {recipe.name!r}"
+                )
+        attributes = 0
+        if recipe.attribute_weight:
+            if self.data.attributes is None:
+                raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+            attributes = self.data.attributes.shape[1]
         if refine_from is None:
             state = TrainingState.start(recipe, self.device, attributes)
             if init_from is not None:
@@ -145,8 +148,10 @@ class _Run:
                 state.origin["init_from"] = init_from.recipe.name
             models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
             refine_from = models[0]
-            if recipe.finetuning is None:
-                return models
+        else:
+            models = [refine_from]
+        if recipe.finetuning is None:
+            return models
         save_checkpoint(refine_from, first)
         stage = second_stage(recipe)
         tuned = FineTuningState.refine(refine_from, stage, self.device, attributes)
@@ -250,8 +255,6 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
         raise InputError(
             f"{recipe.name} has classes 0 to {a.classes - 1}, but labels go from {low} to {high}"
         )
-    if recipe.attribute_weight and data.attributes is None:
-        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
 
 
 def _prepare_teacher(
@@ -283,7 +286,7 @@ def _prepare_teacher(
 
 
 def _require_convergence(loss: float, state_file: Path) -> None:
-    if math.isfinite(loss) and loss < LARGEST_LOSS:
+    if -math.inf < loss < LARGEST_LOSS:
         return
     kept = f"the last good state is {state_file}" if state_file.exists() else "nothing was saved"
     raise EcinnError(
