@@ -21,7 +21,7 @@ from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.cli import app, progress
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.progress import Progress
 from ecinn.studies.inception import network as inception
 from ecinn.studies.inception.network import InceptionClassifier, MaxPool, with_relu_modules
@@ -251,14 +251,6 @@ def test_progress_counts_steps_and_images() -> None:
     assert trained.seconds > 2 * 50 / rates[0]
 
 
-def test_a_loss_that_is_not_finite_stops_the_training() -> None:
-    network = Recorder()
-    network.bias.data.fill_(math.nan)
-    with pytest.raises(EcinnError, match="the loss became nan") as caught:
-        fit(network, tinted(20), TINY)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def trained() -> InceptionResult:
     held_out = {"test": tinted(30, 1), "validation": tinted(20, 2)}
@@ -403,11 +395,8 @@ def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> Non
     assert "training" in result.stderr
 
 
-def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "network.json"):
-        error = run("celeba/Smiling", "--out", path, "--device", "cpu").exception
-        assert isinstance(error, InputError)
-        assert str(error).startswith("--out must name a file")
+def test_command_needs_an_attribute_of_celeba(faces, tmp_path: Path) -> None:
+    assert "not on mnist" in str(run("mnist", "--out", tmp_path / "file").exception)
     assert faces == []
 
 

@@ -1,8 +1,4 @@
-"""Judges: independent networks that assess the counterfactuals of any method.
-
-Two oracles classify them, a feature network gives the Fréchet distance, and autoencoders the
-scores IM1 and IM2.
-"""
+"""Judges: two oracles, features for the Fréchet distance, and autoencoders for IM1 and IM2."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
