@@ -182,7 +182,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
         for k in range(30)
         if k % 3
     ]
-    oracle = judges.networks.convolutional
+    oracle = judges.convolutional
     targets = [int(q[k]) for k in range(30) if k % 3]
     answers = [int(oracle(scaled(image[None])).argmax()) for image in stored]
     assert said.judged == 20
@@ -414,7 +414,7 @@ def test_what_ships_is_of_all_models_and_of_the_test_digits() -> None:
     test = load_mnist("test")
     assert torch.equal(shipped.images, test.images[list(shipped.places)])
     # What the shipped judges, who took no part, say of the digits that are shown.
-    oracle = load_judges("mnist").networks.convolutional
+    oracle = load_judges("mnist").convolutional
     read = [
         int((oracle(scaled(images)).argmax(1) == shipped.target).sum())
         for images in shipped.counterfactuals

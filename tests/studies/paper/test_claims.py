@@ -193,7 +193,7 @@ def test_searches_are_read_by_the_oracle_and_the_costliest_decides(
     monkeypatch.setattr(digits, "make_counterfactuals", make)
     claim = claim_of(digits.competitors(sample, judges, n))
     for name, images in answers.items():
-        read = judges.networks.convolutional(scaled(images)).argmax(1)
+        read = judges.convolutional(scaled(images)).argmax(1)
         assert count(claim.numbers[name]["convinced"]) == int((read == sample.q[:n]).sum())
         assert claim.numbers[name]["passes"] == asked[name]
         assert f"| {name} | {asked[name]}.0 |" in claim.table
@@ -206,7 +206,7 @@ def test_searches_are_read_by_the_oracle_and_the_costliest_decides(
 
 def test_oracles_are_asked_about_the_stored_images(sample, judges) -> None:
     claim = claim_of(digits.convinces_oracles(sample, judges))
-    network = judges.networks.fully_connected
+    network = judges.fully_connected
     read = network(scaled(to_uint8(sample.gather(lambda e: e.convincing[:, 0])))).argmax(1)
     share = claim.numbers["fully connected"].mean
     assert share == pytest.approx(float((read == sample.q).double().mean()))
@@ -453,7 +453,7 @@ def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges
     assert claim.verdict == "supported"
     metrics = sample.model.checkpoint.metrics
     assert count(claim.numbers["INN"]) == round(metrics["error"] * metrics["n"])
-    data, network = load_mnist("test"), judges.networks.convolutional
+    data, network = load_mnist("test"), judges.convolutional
     with torch.no_grad():
         read = torch.cat([network(scaled(part)).argmax(1) for part in data.images.split(500)])
     wrong, cnn = int((read != data.labels).sum()), claim.numbers["CNN"]

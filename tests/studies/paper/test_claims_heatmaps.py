@@ -142,7 +142,7 @@ def test_shap_methods_compare_with_twenty_training_images(monkeypatch) -> None:
 
 def test_the_judge_reads_pixels_as_it_reads_8_bit_images() -> None:
     images = load_mnist("test").images[:9]
-    network = load_judges("mnist").networks.convolutional
+    network = load_judges("mnist").convolutional
     on_pixels = maps.OnPixels(network)(to_pixels(images))
     torch.testing.assert_close(on_pixels, network(scaled(images)), atol=1e-4, rtol=1e-4)
 

@@ -49,7 +49,7 @@ def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     inn = noise_of(maps)
     yield less_noisy(inn)
     yield faithful(digits, maps, seed)
-    judge = OnPixels(load_judges("mnist").networks.convolutional).to(model.device).eval()
+    judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
     yield less_noisy_with_relu(inn, noise_of(digits.all_maps(judge, GRADIENT_METHODS)))
     twins = relu_twins(
         digits,
