@@ -100,6 +100,10 @@ def about(model: Model, judges: Judges | None = None) -> dict:
     return record.provenance("ecinn something", model, judges)
 
 
+def page_of(tables, model: Model) -> str:
+    return record.Results("x", tables, {}, [about(model)]).markdown()
+
+
 def test_pairs_are_random_test_images_with_another_class_as_target(mnist, digits) -> None:
     pairs = draw_pairs(mnist, digits, 40, seed=1)
     assert len(set(pairs.index.tolist())) == 40
@@ -164,7 +168,7 @@ def test_method_that_raises_is_counted_and_the_others_go_on(mnist, judges, compa
     assert (broken.images, broken.seconds) == (None, None)
     assert broken.errors == ("RuntimeError: out of luck",) * 2
     tables = side_by_side_tables(compared[-1][0], about(mnist, judges))
-    page = record.document("x", tables, about(mnist))
+    page = page_of(tables, mnist)
     assert "RuntimeError: out of luck" in page
     assert page.count("| model-means | 0.00 | 0.00 | – |") == 1
     text = json.dumps(record.jsonable(compared[-1][0]), allow_nan=False)
@@ -358,7 +362,7 @@ def test_control_tells_reproduced_from_not_and_from_not_checked(
     ))  # fmt: skip
     assert off.reproduced is False
     assert control_line(off).startswith("CONTROL: NOT reproduced (IM1 of GL: here ")
-    page = record.document("x", authors_tables(off, about(mnist, judges)), about(mnist))
+    page = page_of(authors_tables(off, about(mnist, judges)), mnist)
     assert "| ours (does not count: the control failed) |" in page
     assert replace(result, control=result.control[1:]).reproduced is False
     limited = score_authors(benchmark, mnist, blurring(), judges, limit=5, with_curve=False)
@@ -420,7 +424,7 @@ def test_authors_own_images_are_judged(name, mnist, judges) -> None:
     benchmark = load_authors(PUBLISHED, name)
     autoencoders = load_autoencoders(benchmark.autoencoders)
     result = score_authors(benchmark, mnist, autoencoders, judges, limit=40, with_curve=False)
-    page = record.document("x", authors_tables(result, about(mnist, judges)), about(mnist))
+    page = page_of(authors_tables(result, about(mnist, judges)), mnist)
     for method in ("GB", "GL", "GEN", "ours", "real image of q"):
         assert f"| {method} |" in page
     assert "CONTROL: not checked (limited)" in page

@@ -29,6 +29,8 @@ from ecinn.training.evaluation import Evaluation, evaluate
 BATCH = 50
 LEVELS = (None, 0.99)
 """Asked confidences of the counterfactuals shown to Inception-V3; None is plain α₁."""
+SHEETS = {"random": "random test faces", "worst": "least likely counterfactuals"}
+"""Titles of the pictures."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,6 @@ class FaceResult:
     """How Inception-V3 classifies the counterfactuals, where it is available."""
 
 
-@dataclass(frozen=True)
-class FaceSheets:
-    """The pictures of one model."""
-
-    random: Image.Image
-    worst: Image.Image
-
-
 def measure_faces(
     model: Model,
     data: Dataset,
@@ -81,7 +75,7 @@ def measure_faces(
     inception_error: float | None = None,
     inception: nn.Module | None = None,
     observe: Observer = ignore,
-) -> tuple[FaceResult, FaceSheets]:
+) -> tuple[FaceResult, dict[str, Image.Image]]:
     """Measure one model; draw n random faces and the n least likely counterfactuals."""
     evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=observe)
     count = counter(observe, f"{model.name}: finding the least likely", len(data))
@@ -107,12 +101,10 @@ def measure_faces(
         worst=tuple(worst.tolist()),
         convinced=convinced,
     )
-    sheets = FaceSheets(
-        face_sheet(model.explain(data.images[random]), f"{model.name}: random test faces"),
-        face_sheet(
-            model.explain(data.images[worst]), f"{model.name}: least likely counterfactuals"
-        ),
-    )
+    sheets = {
+        kind: face_sheet(model.explain(data.images[rows]), f"{model.name}: {title}")
+        for (kind, title), rows in zip(SHEETS.items(), (random, worst), strict=True)
+    }
     return result, sheets
 
 

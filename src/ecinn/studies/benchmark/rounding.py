@@ -87,11 +87,11 @@ def rounds_to(unrounded: Model, model: Model) -> bool:
     return all(torch.equal(stored[name], again[name]) for name in rounded)
 
 
-def match_unrounded(given: Mapping[str, Model], models: Mapping[str, Model]) -> dict[str, Model]:
+def match_unrounded(given: Mapping[Path, Model], models: Mapping[str, Model]) -> dict[str, Model]:
     """Return unrounded models, given by file, under the names of the models they round to."""
     matched = {}
     for file, model in given.items():
-        name, bits = Path(file).name, model.recipe.stored_bits
+        name, bits = file.name, model.recipe.stored_bits
         if bits != 32:
             raise InputError(
                 f"--unrounded {name} is itself stored with {bits} bits: "

@@ -9,7 +9,6 @@ from typing import Any
 
 from PIL import Image
 
-from ecinn.data.planted import Cue
 from ecinn.drawing import grid
 from ecinn.drawing.pictures import image_array
 from ecinn.drawing.table import NONE, Table, number, percent
@@ -258,21 +257,15 @@ def sheet(
     made: Mapping[str, Made],
     judges: Judges,
     class_names: Sequence[str],
-    cue: Cue | None = None,
 ) -> Image.Image:
-    """Draw the first images by every method, with what the cue or an oracle reads in each."""
+    """Draw the first images by every method, with the class that the cue or an oracle reads."""
+    cue = CUES.get(result.dataset)
     who = "cue" if cue else "oracle"
     shown = min(SHOWN, len(pairs.q))
     p, q = pairs.p.tolist(), pairs.q.tolist()
-    rows = [
-        tuple(
-            grid.Panel(
-                image_array(pairs.images[column]),
-                f"{class_names[p[column]]} to {class_names[q[column]]}",
-            )
-            for column in range(shown)
-        )
-    ]
+    captions = [f"{class_names[p[i]]} to {class_names[q[i]]}" for i in range(shown)]
+    first = map(image_array, pairs.images[:shown])
+    rows = [tuple(map(grid.Panel, first, captions))]
     names = [("original", "class, and target")]
     for row in result.methods:
         images, exists = made[row.method].images[:shown], made[row.method].exists.tolist()
@@ -281,11 +274,11 @@ def sheet(
         rows.append(
             tuple(
                 grid.Panel(
-                    image_array(images[column]),
-                    f"{who}: {class_names[judged[column]]}" if exists[column] else "error",
-                    not exists[column] or judged[column] != q[column],
+                    image_array(images[i]),
+                    f"{who}: {class_names[judged[i]]}" if exists[i] else "error",
+                    not exists[i] or judged[i] != q[i],
                 )
-                for column in range(shown)
+                for i in range(shown)
             )
         )
     return grid.draw(
