@@ -25,6 +25,7 @@ from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
 from ecinn.studies.benchmark.authors import (
+    Scorer,
     confidence_curve,
     our_counterfactuals,
     score_authors,
@@ -32,7 +33,6 @@ from ecinn.studies.benchmark.authors import (
 from ecinn.studies.benchmark.authors import score as score_as_published
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
-    Autoencoder,
     ClassAutoencoders,
     StoredCounterfactuals,
     load_authors,
@@ -325,7 +325,7 @@ def test_nothing_to_draw_is_said(compared) -> None:
 
 def blurring() -> ClassAutoencoders:
     """Different ones for different classes, without weights."""
-    kinds = [Autoencoder([nn.AvgPool2d(k, 1, k // 2)], (1, 28, 28)) for k in (3, 5, 7) * 4]
+    kinds = [nn.AvgPool2d(k, 1, k // 2) for k in (3, 5, 7) * 4]
     return ClassAutoencoders(kinds[:10], kinds[11])
 
 
@@ -382,7 +382,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
 
     result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
     assert (result.target_is_prediction, result.other_prediction) == (1, 0)
-    row = result.ours.row
+    row = result.ours
     assert (row.elastic_net.n, row.reached.n, row.failed) == (5, 6, 1)
     assert row.reached.mean == pytest.approx(int((ours.predicted == ours.q).sum()) / 6)
     change = (ours.images[rest].double() - digits.images[rest].double()).flatten(1) / 255
@@ -391,7 +391,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     verdicts = judges.verdicts(ours.images[rest])
     share = float((verdicts["fully connected"] == ours.q[rest]).double().mean())
     assert result.ours.verdict.oracles["fully connected"].mean == pytest.approx(share)
-    assert [scored.row.method for scored in result.references] == [
+    assert [row.method for row in result.references] == [
         "real image of q",
         "real image of q, as near as ours",
     ]
@@ -402,12 +402,12 @@ def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, j
     ours = our_counterfactuals(mnist, benchmark)
     done: list[tuple[int, int]] = []
     low, high = confidence_curve(
-        mnist, benchmark, blurring(), judges, ours, asked=(0.3, 0.99), images=4,
+        mnist, Scorer(benchmark, blurring(), judges), ours, asked=(0.3, 0.99), images=4,
         observe=lambda progress: done.append((progress.done, progress.total)),
     )  # fmt: skip
     assert done == [(4, 8), (8, 8)]
     assert (low.asked, low.n, high.asked, high.n) == (0.3, 4, 0.99, 4)
-    assert low.scored.row.elastic_net.mean < high.scored.row.elastic_net.mean
+    assert low.row.elastic_net.mean < high.row.elastic_net.mean
     assert low.obtained.mean < high.obtained.mean
     rows = torch.tensor([0, 2, 3, 4])
     explanation = mnist.explain(digits.images[rows], ours.q[rows, None], confidence=0.99)
@@ -429,11 +429,11 @@ def test_authors_own_images_are_judged(name, mnist, judges) -> None:
         assert f"| {method} |" in page
     assert "CONTROL: not checked (limited)" in page
     assert "GEN 90.73" in page or name == "fake_mnist"
-    by_name = {scored.row.method: scored for scored in (*result.theirs, *result.references)}
+    by_name = {row.method: row for row in (*result.theirs, *result.references)}
     if name == "fake_mnist":
         assert by_name["GEN"].verdict.truth.mean == 1
         assert by_name["GEN"].verdict.inside.mean > 0.8
-        assert by_name["perfect answer"].row.elastic_net.mean == pytest.approx(3.41, abs=0.02)
+        assert by_name["perfect answer"].elastic_net.mean == pytest.approx(3.41, abs=0.02)
     else:
         assert by_name["GEN"].verdict.oracles["convolutional"].mean > 0.7
 
