@@ -224,7 +224,7 @@ class Scorer:
 
     def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Row:
         """Score all counterfactuals, or those of these rows of the originals."""
-        originals, kept = self.originals if rows is None else self.originals[rows], made.kept
+        originals, kept = self.originals[rows], made.kept
         row = score(originals, made, self._autoencoders)
         if int(kept.sum()) < 2:
             return row

@@ -216,16 +216,16 @@ class Reader:
                     generator=torch.Generator().manual_seed(self.seed),
                     ends=self.ends[name],
                 )
-                measure = self._measure(name, insertion=insertion)
+                kind = "insertion" if insertion else "deletion"
+                role: Role = "compared" if name == COUNTERFACTUAL else "counted"
+                measure = Measure(
+                    self.section,
+                    f"{kind} AUC, {name}{_SUFFIXES[self.section]}",
+                    "more" if insertion else "less",
+                    "shown" if self.section == "magnitude" else role,
+                )
                 values[measure] = metrics.area_under_curve(curve)
         return values
-
-    def _measure(self, replacement: str, *, insertion: bool) -> Measure:
-        kind = "insertion" if insertion else "deletion"
-        name = f"{kind} AUC, {replacement}{_SUFFIXES[self.section]}"
-        role: Role = "compared" if replacement == COUNTERFACTUAL else "counted"
-        role = "shown" if self.section == "magnitude" else role
-        return Measure(self.section, name, "more" if insertion else "less", role)
 
 
 def localisation(
@@ -277,14 +277,13 @@ def similarity(
     section: Literal["stability", "random weights"], maps: Images, other: Images
 ) -> dict[Measure, PerImage]:
     """Compare maps with those of noisy images, or of random weights, whose sign is random."""
-    cosine = metrics.map_similarity(maps, other)
-    ranks = metrics.rank_similarity(metrics.importance(maps), metrics.importance(other))
+    values = {
+        "cosine": metrics.map_similarity(maps, other),
+        "rank correlation": metrics.rank_similarity(importance(maps), importance(other)),
+    }
     if section == "stability":
-        return {
-            Measure(section, "cosine, noisy image", "more"): cosine,
-            Measure(section, "rank correlation, noisy image", "more"): ranks,
-        }
+        return {Measure(section, f"{name}, noisy image", "more"): v for name, v in values.items()}
     return {
-        Measure(section, "|cosine|, random weights", "less", "compared"): cosine.abs(),
-        Measure(section, "|rank correlation|, random weights", "less", "compared"): ranks.abs(),
+        Measure(section, f"|{name}|, {section}", "less", "compared"): value.abs()
+        for name, value in values.items()
     }
