@@ -62,7 +62,7 @@ class Results:
         models = ", ".join(record["model"] for record in self.records)
         weights = ", ".join(f"{record['model_sha256']}…" for record in self.records)
         made = (
-            f"Made with `{record['command']}`: model {models} (SHA-256 of its weights {weights}), "
+            f"Made with `{record['command']}`: model {models} (SHA-256 of the weights {weights}), "
             f"torch {record['torch']}, {record['device']}, {record['threads']} thread(s)."
         )
         pictures = [f"![{caption}]({name})\n" for name, caption in self.pictures.items()]

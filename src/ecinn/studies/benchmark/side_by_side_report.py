@@ -15,7 +15,14 @@ from ecinn.drawing.table import NONE, Table, number, percent
 from ecinn.errors import InputError
 from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
 from ecinn.studies.benchmark.record import note, wording
-from ecinn.studies.benchmark.side_by_side import METHODS, Made, Pairs, Scores, SideBySide
+from ecinn.studies.benchmark.side_by_side import (
+    METHODS,
+    ImageScores,
+    Made,
+    Pairs,
+    Scores,
+    SideBySide,
+)
 from ecinn.studies.judges import Judges
 
 SHOWN = 8
@@ -28,91 +35,81 @@ _WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
 """Size of a panel and of a letter in points, precise enough to keep labels apart."""
 
 
+_DISTANCE = (
+    ("EN", "elastic_net", 2, 1.0), ("L1", "l1", 2, 1.0), ("L2", "l2", 2, 1.0),
+    ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0), ("Fréchet", "frechet", 2, 1.0),
+    ("bits/dim", "bits_per_dim", 3, 1.0), ("diversity", "diversity", 2, 1.0),
+)  # fmt: skip
+"""Columns: heading, name of the score, digits, factor."""
+
+
 def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out who is convinced, distance and realism, and cost."""
     planted = result.dataset in CUES
     rows = (*result.methods, *result.references)
-    errors = [
-        f"{row.method} raised an error in {len(row.errors)} batch(es), first: {row.errors[0]}"
-        for row in result.methods
-        if row.errors
-    ]
     about = wording()["methods"]
-    convinced = [note("side_by_side", "convinced", seed=result.seed)]
+    notes = [note("side_by_side", "convinced", seed=result.seed)]
+    columns = [(f"COUT ({result.cout_images} images)", "cout", 3, 1.0)]
     if planted:
-        convinced.append(note("side_by_side", "convinced_planted"))
+        notes.append(note("side_by_side", "convinced_planted"))
+        columns = []
+    columns.append(("label variation", "label_variation", 4, 1.0))
+    convinced = [
+        {
+            "method": row.method,
+            "reached q %": percent(row.reached),
+            "class changed %": percent(row.class_changed),
+            **verdict_cells(row.images and row.images.verdict, record, planted=planted),
+            **_cells(row, columns),
+        }
+        for row in rows
+    ]
+    costs = [
+        {
+            "method": row.method,
+            "passes": number(row.passes, 1),
+            "seconds each": number(row.seconds, 4),
+            "gave up": str(row.failed),
+            "raised an error": str(row.raised),
+        }
+        for row in result.methods
+    ]
+    originals = {
+        "frechet": number(result.originals_frechet),
+        "bits_per_dim": number(result.originals_bits_per_dim, 3),
+    }
+    title = f"Who is convinced ({result.dataset}, {result.n} random test images)"
     return (
-        Table.of(
-            f"Who is convinced ({result.dataset}, {result.n} random test images)",
-            [_convinced_cells(row, result, record, planted=planted) for row in rows],
-            convinced,
-        ),
+        Table.of(title, convinced, notes),
         Table.of(
             "Distance and realism",
-            [_distance_cells(row) for row in rows],
-            [
-                note(
-                    "side_by_side",
-                    "distance",
-                    frechet=number(result.originals_frechet),
-                    bits_per_dim=number(result.originals_bits_per_dim, 3),
-                )
-            ],
+            [{"method": row.method, **_cells(row, _DISTANCE)} for row in rows],
+            [note("side_by_side", "distance", **originals)],
         ),
         Table.of(
             "Cost",
-            [
-                {
-                    "method": row.method,
-                    "passes": number(row.passes, 1),
-                    "seconds each": number(row.seconds, 4),
-                    "gave up": str(row.failed),
-                    "raised an error": str(row.raised),
-                }
-                for row in result.methods
-            ],
+            costs,
             [
                 note("side_by_side", "cost", batch_size=result.batch_size),
                 *(f"{row.method}: {about.get(row.method, NONE)}." for row in result.methods),
-                *errors,
+                *(
+                    f"{row.method} raised an error in {len(row.errors)} batch(es), "
+                    f"first: {row.errors[0]}"
+                    for row in result.methods
+                    if row.errors
+                ),
             ],
         ),
     )
 
 
-def _convinced_cells(
-    row: Scores, result: SideBySide, record: Mapping[str, Any], *, planted: bool
-) -> dict[str, str]:
-    verdict = None if row.images is None else row.images.verdict
-    cout = {} if planted else {f"COUT ({result.cout_images} images)": _figure(row, "cout", 3)}
+def _cells(row: Scores, columns: Sequence[tuple[str, str, int, float]]) -> dict[str, str]:
+    """Format scores of the images and of the judges; dashes if there are no images."""
+    scores = {} if row.images is None else vars(row.images) | vars(row.images.verdict)
     return {
-        "method": row.method,
-        "reached q %": percent(row.reached),
-        "class changed %": percent(row.class_changed),
-        **verdict_cells(verdict, record, planted=planted),
-        **cout,
-        "label variation": number(getattr(verdict, "label_variation", None), 4),
+        heading: number(scores.get(name), digits, factor)
+        for heading, name, digits, factor in columns
     }
-
-
-def _distance_cells(row: Scores) -> dict[str, str]:
-    verdict = None if row.images is None else row.images.verdict
-    return {
-        "method": row.method,
-        "EN": _figure(row, "elastic_net"),
-        "L1": _figure(row, "l1"),
-        "L2": _figure(row, "l2"),
-        "IM1": _figure(row, "im1", 3),
-        "IM2 ×100": _figure(row, "im2", 3, 100.0),
-        "Fréchet": number(getattr(verdict, "frechet", None)),
-        "bits/dim": _figure(row, "bits_per_dim", 3),
-        "diversity": _figure(row, "diversity"),
-    }
-
-
-def _figure(row: Scores, name: str, digits: int = 2, factor: float = 1.0) -> str:
-    """Format a figure of the images; a dash if there are none."""
-    return number(getattr(row.images, name, None), digits, factor)
 
 
 @dataclass(frozen=True)
@@ -126,12 +123,11 @@ class _Point:
     """Percentage of convinced judges, and the size or realism of the change."""
 
 
-def _point(row: Scores, *, planted: bool) -> _Point:
-    assert row.images is not None
-    verdict = row.images.verdict
+def _point(row: Scores, images: ImageScores, *, planted: bool) -> _Point:
+    verdict = images.verdict
     shares = [verdict.truth] if verdict.oracles is None else list(verdict.oracles.values())
     convinced = 100 * min(share.mean for share in shares if share is not None)
-    other = row.images.elastic_net.mean if planted else verdict.frechet
+    other = images.elastic_net.mean if planted else verdict.frechet
     passes = math.nan if row.passes is None else row.passes.mean
     return _Point(row.method, (passes, row.seconds or math.nan), (convinced, other))
 
@@ -145,7 +141,11 @@ def cost_figure(result: SideBySide) -> bytes:
             "the figure needs matplotlib: pip install 'ecinn[benchmark]' (tables are written)"
         ) from None
     planted = result.dataset in CUES
-    points = [_point(row, planted=planted) for row in result.methods if row.images is not None]
+    *points, reference = [
+        _point(row, row.images, planted=planted)
+        for row in (*result.methods, result.references[-1])
+        if row.images is not None
+    ]
     if not points:
         raise InputError("no method made an image: there is nothing to draw")
     figure = figures.Figure(figsize=(12, 8.4), dpi=130, layout="constrained")
@@ -154,7 +154,6 @@ def cost_figure(result: SideBySide) -> bytes:
         fontsize=14,
     )
     axes = figure.subplots(2, 2, sharey="row")
-    reference = _point(result.references[-1], planted=planted)
     who = "Cue says q (%)" if planted else "Classified as q by the weaker oracle (%)"
     what = "EN, the size of the change" if planted else "Fréchet distance to real images"
     names = (f"{who}\nmore is better", f"{what}\nless is better")
