@@ -235,7 +235,7 @@ def test_damaged_archives_are_named(damage: str, tmp_path: Path) -> None:
 
 
 def test_missing_folder_and_wrong_scores_say_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give a copy of EvaluatingCounterfactuals"):
+    with pytest.raises(InputError, match="give a whole copy of EvaluatingCounterfactuals"):
         load_authors(tmp_path / "nowhere", "mnist")
     write_folder(tmp_path)
     scores = tmp_path / "output" / "mnist_[0]" / "results.json"
@@ -301,8 +301,6 @@ def test_any_method_can_be_scored(tmp_path: Path) -> None:
     row = score(originals, StoredCounterfactuals("ours", originals, gen.p, gen.q, gen.q))
     assert (row.method, row.elastic_net.mean) == ("ours", 0)
     assert row.reached.mean == pytest.approx(5 / 6)
-    with pytest.raises(InputError, match="2 counterfactuals of 6 originals"):
-        score(originals, gen.first(2))
 
 
 def test_first_images_keep_their_counterfactuals(tmp_path: Path) -> None:

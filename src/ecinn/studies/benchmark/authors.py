@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval
 from ecinn.model import Model
@@ -95,12 +94,12 @@ class Comparison:
 
         −inf if the numbers of images differ.
         """
-        here, published = self.here, self.published
-        assert here.half_width is not None
-        assert published.half_width is not None
-        if here.n != published.n:
+        if self.here.n != self.published.n:
             return -math.inf
-        pairs = ((here.mean, published.mean), (here.half_width, published.half_width))
+        pairs = (
+            (getattr(score, name) for score in (self.here, self.published))
+            for name in ("mean", "half_width")
+        )
         difference = max(abs(a - b) / (abs(b) or 1.0) for a, b in pairs)
         return -math.log10(difference) if difference else math.inf
 
@@ -165,11 +164,6 @@ def score(
     The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
     so this equals k/255 − ½, which is used here: no image's score depends on another image.
     """
-    if len(originals) != len(counterfactuals.images):
-        raise InputError(
-            f"{counterfactuals.method} has {len(counterfactuals.images)} counterfactuals "
-            f"of {len(originals)} originals: give one per original, in the same order"
-        )
     predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
     kept = counterfactuals.kept
     images = counterfactuals.images[kept]
@@ -266,22 +260,20 @@ def confidence_curve(
     originals, p, q = scorer.originals[usable], ours.p[usable], ours.q[usable]
     count = counter(observe, "asked confidences", len(asked) * len(q))
     points = []
-    for number_of_points, confidence in enumerate(asked):
-        stored, obtained = torch.zeros_like(originals), torch.zeros(len(q))
-        reachable, predicted = torch.zeros(len(q), dtype=torch.bool), torch.zeros_like(q)
+    for number, confidence in enumerate(asked):
+        parts = []
         for rows in torch.arange(len(q)).split(_BATCH):
-            answer = model.explain(
-                originals[rows], q[rows, None].to(model.device), confidence=confidence
-            )
-            verdict = answer.convincing_certificate.verdict[:, 0].cpu()
-            stored[rows] = answer.stored_convincing[:, 0].cpu()
-            reachable[rows] = answer.reachable[:, 0].cpu()
-            predicted[rows] = verdict.argmax(1)
-            obtained[rows] = verdict.gather(1, q[rows, None])[:, 0]
-            count(number_of_points * len(q) + int(rows[-1]) + 1)
-        made = StoredCounterfactuals(
-            OURS, stored[reachable], p[reachable], q[reachable], predicted[reachable]
+            targets = q[rows, None].to(model.device)
+            answer = model.explain(originals[rows], targets, confidence=confidence)
+            verdict = answer.convincing_certificate.verdict
+            parts.append((answer.stored_convincing, answer.reachable, verdict))
+            count(number * len(q) + int(rows[-1]) + 1)
+        stored, reachable, verdicts = (
+            torch.cat(part)[:, 0].cpu() for part in zip(*parts, strict=True)
         )
+        obtained = verdicts.gather(1, q[:, None])[:, 0]
+        kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
+        made = StoredCounterfactuals(OURS, *kept)
         points.append(
             CurvePoint(
                 asked=confidence,

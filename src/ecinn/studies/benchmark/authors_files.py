@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -31,9 +30,7 @@ METHODS = ("GB", "GL", "GEN")
 FAILED = -1
 _CLASSES = 10
 _SIDE = 28
-DATASETS: Mapping[BenchmarkName, str] = MappingProxyType(
-    {"mnist": "mnist", "fake_mnist": "fakemnist"}
-)
+DATASETS: Mapping[BenchmarkName, str] = {"mnist": "mnist", "fake_mnist": "fakemnist"}
 """Our names of the authors' datasets."""
 
 
@@ -97,11 +94,6 @@ class AuthorsBenchmark:
 
 def load_authors(folder: Path, name: BenchmarkName) -> AuthorsBenchmark:
     """Read the files of one dataset from a copy of the authors' repository."""
-    if not folder.is_dir():
-        raise InputError(
-            f"no folder {folder}: give a copy of EvaluatingCounterfactuals, "
-            "with data/, output/ and ckpts/ in it"
-        )
     originals = _originals(folder / "data" / "Real" / f"{name}.npz")
     counterfactuals = {
         method: _counterfactuals(folder / "data" / method / f"{name}.npz", method, len(originals))
@@ -151,7 +143,7 @@ def _contents(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{path} is missing: fetch the whole of EvaluatingCounterfactuals ({error.strerror})"
+            f"{path} is missing: give a whole copy of EvaluatingCounterfactuals ({error.strerror})"
         ) from None
 
 

@@ -141,11 +141,10 @@ def cost_figure(result: SideBySide) -> bytes:
             "the figure needs matplotlib: pip install 'ecinn[benchmark]' (tables are written)"
         ) from None
     planted = result.dataset in CUES
-    *points, reference = [
-        _point(row, row.images, planted=planted)
-        for row in (*result.methods, result.references[-1])
-        if row.images is not None
-    ]
+    points, references = (
+        [_point(row, row.images, planted=planted) for row in rows if row.images is not None]
+        for rows in (result.methods, result.references)
+    )
     if not points:
         raise InputError("no method made an image: there is nothing to draw")
     figure = figures.Figure(figsize=(12, 8.4), dpi=130, layout="constrained")
@@ -161,12 +160,12 @@ def cost_figure(result: SideBySide) -> bytes:
     for row, name in enumerate(names):
         axes[row, 0].set_ylabel(name, fontsize=11)
         for column, cost in enumerate(costs):
-            axis, level = axes[row, column], reference.qualities[row]
+            axis, level = axes[row, column], references[-1].qualities[row]
             line = axis.axhline(level, color="#777777", linestyle="--", linewidth=1, zorder=0)
             _draw(axis, points, column, row, level)
             axis.set_xlabel(f"{cost} (log scale)", fontsize=11)
     (hollow,) = axes[0, 0].plot([], [], "o", color="#777777", markersize=9, mfc="white", mew=1.8)
-    labels = [reference.method, "hollow: less than half convinced (upper panels)"]
+    labels = [references[-1].method, "hollow: less than half convinced (upper panels)"]
     figure.legend([line, hollow], labels, loc="outside lower center", ncols=2, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
