@@ -139,10 +139,13 @@ def faces_benchmark(
             raise InputError(f"{name} is not a model of faces: leave it out")
     if len({model.name for model in loaded.values()}) < len(loaded):
         raise InputError("two of these models have the same recipe: measure them one at a time")
-    errors = {name: faces.inception_error(inception, model) for name, model in loaded.items()}
-    networks = {name: faces.inception_network(inception, model) for name, model in loaded.items()}
-    for name, network in networks.items():
-        if inception is not None and network is None:
+    networks = (
+        {}
+        if inception is None
+        else {name: faces.read_inception(inception, model) for name, model in loaded.items()}
+    )
+    for name, (_, network) in networks.items():
+        if network is None:
             err.print(f"{plain(name)}: no .safetensors in --inception to classify counterfactuals")
     folder = output_folder(out_dir)
     measured: dict[str, faces.FaceResult] = {}
@@ -150,14 +153,15 @@ def faces_benchmark(
     captions: dict[str, str] = {}
     for name, model in loaded.items():
         data = load_images(model.recipe.dataset, "test", celeba).first(limit)
+        error, network = networks.get(name, (None, None))
         with bars() as observe:
             measured[model.name], sheets = faces.measure_faces(
                 model,
                 data,
                 n=n,
                 seed=seed,
-                inception_error=errors[name],
-                inception=networks[name],
+                inception_error=error,
+                inception=network,
                 observe=observe,
             )
         record[model.name] = provenance(line, model)
