@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -175,13 +176,14 @@ def score(
         pixels, by_q = scaled(images), autoencoders.reconstruct(images, q[kept])
         values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p[kept]))
         values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
+    intervals: dict[str, Any] = {name: normal_interval(v) for name, v in values.items()}
     return Row(
         method=counterfactuals.method,
         reached=normal_interval(metrics.reached(predicted, q)),
         failed=int(counterfactuals.failed.sum()),
         black=int((~kept & ~counterfactuals.failed).sum()),
         as_published={METRICS[name]: _published_form(v.double()) for name, v in values.items()},
-        **{name: normal_interval(value) for name, value in values.items()},
+        **intervals,
     )
 
 

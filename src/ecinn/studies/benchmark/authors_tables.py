@@ -106,5 +106,5 @@ def _cells(row: Row, record: Mapping[str, Any], *, planted: bool) -> dict[str, s
         "IM1": number(row.im1, 3),
         "IM2 ×100": number(row.im2, 3, 100.0),
         **verdict_cells(row.verdict, record, planted=planted),
-        "Fréchet": number(row.verdict and row.verdict.frechet),
+        "Fréchet": number(getattr(row.verdict, "frechet", None)),
     }

@@ -17,7 +17,6 @@ from ecinn.attribution.heatmaps import (
     METHODS,
     HeatmapMethod,
     Heatmaps,
-    ecinn_heatmaps,
     heatmaps,
 )
 from ecinn.attribution.scores import ExplainedINN
@@ -65,6 +64,8 @@ SHOWN = 4
 
 Made = tuple[Heatmaps, float]
 """A method's maps of all images, and the seconds they took."""
+Explained = tuple[Images, Labels, Labels]
+"""Images with their classes p and q."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,8 @@ class Bench:
 
     dataset: str
     cue: Cue | None
-    pairs: Pairs
-    """Classes that the INN is explained for."""
     x: Images
-    inn: ExplainedINN
-    random_inn: ExplainedINN
+    inn: Subject
     methods: tuple[HeatmapMethod, ...]
     attribute: Callable[..., Heatmaps]
     """`heatmaps` with baselines and batch size."""
@@ -116,15 +114,10 @@ class Bench:
         return slice(self.settings.checked)
 
     def maps(
-        self,
-        explained: ExplainedINN | nn.Module,
-        x: Images,
-        p: Labels,
-        q: Labels,
-        method: HeatmapMethod,
-        task: str,
+        self, explained: ExplainedINN | nn.Module, images: Explained, method: str, task: str
     ) -> Made:
         """Compute maps that depend neither on the batch size nor on the number of images."""
+        x, p, q = images
         generator = torch.Generator().manual_seed(self.seed)
         count = counter(self.observe, task, len(x))
         parts = []
@@ -137,7 +130,7 @@ class Bench:
         maps = torch.cat([part.maps for part in parts])
         changes = [part.output_change for part in parts if part.output_change is not None]
         change = torch.cat(changes) if changes else None
-        return Heatmaps(method, maps, change, parts[0].passes), seconds
+        return dataclasses.replace(parts[0], maps=maps, output_change=change), seconds
 
     def measure(
         self, subject: Subject, cross_check: Subject | None
@@ -146,7 +139,7 @@ class Bench:
         x, first, name = self.x, self.first, subject.name
         p, q = subject.pairs.p.to(x.device), subject.pairs.q.to(x.device)
         generator = torch.Generator().manual_seed(self.seed)
-        change = ecinn_heatmaps(self.inn.classifier, self.inn.mu_bar, x, p, q).maps
+        change = self.attribute(self.inn.network, x, p, q, "ecinn").maps
         replacements = {
             COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
             "blur": blurred(x, BLUR),
@@ -169,17 +162,13 @@ class Bench:
         count = counter(self.observe, f"{name}, pixels replaced", len(self.methods) + 1)
         for number, method in enumerate(self.methods, 1):
             task = f"{name}, {LABELS[method]}"
-            network, random = (
-                (self.inn, self.random_inn)
-                if method == "ecinn"
-                else (subject.network, subject.random)
-            )
+            explained = self.inn if method == "ecinn" else subject
             # Two maps that are not timed: the first ones take longer.
-            self.attribute(network, x[:2], p[:2], q[:2], method)
-            made[method] = self.maps(network, x, p, q, method, task)
-            few_pairs = (p[first], q[first], method)
-            again, _ = self.maps(network, noisy, *few_pairs, f"{task}: noise")
-            other, _ = self.maps(random, x[first], *few_pairs, f"{task}: random")
+            self.attribute(explained.network, x[:2], p[:2], q[:2], method)
+            made[method] = self.maps(explained.network, (x, p, q), method, task)
+            classes = (p[first], q[first])
+            again, _ = self.maps(explained.network, (noisy, *classes), method, f"{task}: noise")
+            other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
             areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
             values[method] = {
@@ -194,7 +183,7 @@ class Bench:
         areas = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
         values[RANDOM_ORDER] = functools.reduce(operator.or_, areas)
         count(len(self.methods) + 1)
-        same = float((subject.pairs.p == self.pairs.p).double().mean())
+        same = float((subject.pairs.p == self.inn.pairs.p).double().mean())
         rows = tuple(self._row(method, values, made) for method in values)
         return Block(name, same, tuple(values["ecinn"]), rows), made
 
@@ -290,13 +279,13 @@ def measure_heatmaps(
     sample = model.pixels(training.images[order[: settings.sample]])
     dataset = model.recipe.dataset
     batch_size = batch_size or BATCH_SIZE.get(model.device.type, 32)
+    inn = ExplainedINN(model.classifier, model.mu_bar)
+    random_inn = randomised_inn(model, sample, seed)
     bench = Bench(
         dataset=dataset,
         cue=cues.get(dataset),
-        pairs=pairs,
         x=model.pixels(pairs.images),
-        inn=ExplainedINN(model.classifier, model.mu_bar),
-        random_inn=randomised_inn(model, sample, seed),
+        inn=Subject("INN", inn, random_inn, pairs, model.predict),
         methods=chosen,
         attribute=functools.partial(
             heatmaps,
@@ -309,7 +298,7 @@ def measure_heatmaps(
         batch_size=batch_size,
         observe=observe,
     )
-    subjects = [Subject("INN", bench.inn, bench.random_inn, pairs, model.predict)]
+    subjects = [bench.inn]
     if cnn is not None:
         subjects.append(_cnn_subject(cnn, bench, sample, len(model.class_names)))
     result = HeatmapBenchmark(
@@ -328,12 +317,12 @@ def measure_heatmaps(
         block, made[subject.name] = bench.measure(subject, cross_check)
         result = dataclasses.replace(result, blocks=(*result.blocks, block))
         keep(result)
-    first, linear, density = bench.first, [], []
-    p, q = (classes[first].to(bench.x.device) for classes in (pairs.p, pairs.q))
-    other_logit = dataclasses.replace(bench.inn, logit="density")
+    linear, density = [], []
+    p, q = (classes[bench.first].to(bench.x.device) for classes in (pairs.p, pairs.q))
+    other_logit = dataclasses.replace(inn, logit="density")
     for method in chosen[1:]:
         task = f"INN, {LABELS[method]}: density"
-        other_maps, _ = bench.maps(other_logit, bench.x[first], p, q, method, task)
+        other_maps, _ = bench.maps(other_logit, (bench.x[bench.first], p, q), method, task)
         linear.append(bench.logit_row(_first(made["INN"][method][0], result.checked)))
         density.append(bench.logit_row(other_maps))
     maps = {
@@ -363,4 +352,4 @@ def _cnn_subject(cnn: nn.Module, bench: Bench, sample: Images, classes: int) -> 
     p = torch.cat(parts).argmax(1).cpu()
     q = (p + random_offsets(len(p), classes, bench.seed)) % classes
     random = randomised_cnn(cnn, sample[:NORMED], bench.seed)
-    return Subject("CNN", cnn, random, dataclasses.replace(bench.pairs, p=p, q=q), predict)
+    return Subject("CNN", cnn, random, dataclasses.replace(bench.inn.pairs, p=p, q=q), predict)

@@ -98,8 +98,8 @@ def verdict_cells(
     shares = (verdict and (verdict.kept if planted else verdict.oracles)) or {}
     cells = {}
     if planted:
-        cells["cue says q %"] = percent(verdict and verdict.truth)
-        cells["change inside the cue %"] = percent(verdict and verdict.inside, 1)
+        cells["cue says q %"] = percent(getattr(verdict, "truth", None))
+        cells["change inside the cue %"] = percent(getattr(verdict, "inside", None), 1)
     for family in ORACLES:
         heading = f"{what}{family} oracle % (accuracy {100 * accuracy[family]:.2f})"
         cells[heading] = percent(shares.get(family))

@@ -275,9 +275,13 @@ def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
         by_q = judges.reconstruct(images, q)
         values["im1"] = metrics.im1(scaled(images), by_q, judges.reconstruct(images, p))
         values["im2"] = metrics.im2(scaled(images), by_q, judges.reconstruct(images))
+        first = slice(COUT_IMAGES)
         values["cout"] = metrics.transition_curves(
             lambda batch: judges.scores(batch)[MAIN_ORACLE].softmax(1),
-            *(tensor[:COUT_IMAGES] for tensor in (originals, images, p, q)),
+            originals[first],
+            images[first],
+            p[first],
+            q[first],
         ).cout
     return ImageScores(
         bits_per_dim=bench.bits_per_dim(images),

@@ -59,7 +59,7 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
             "method": row.method,
             "reached q %": percent(row.reached),
             "class changed %": percent(row.class_changed),
-            **verdict_cells(row.images and row.images.verdict, record, planted=planted),
+            **verdict_cells(getattr(row.images, "verdict", None), record, planted=planted),
             **_cells(row, columns),
         }
         for row in rows
