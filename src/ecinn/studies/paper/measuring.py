@@ -1,5 +1,6 @@
 """Measure claims: explained samples, counted and timed evaluations, correlations."""
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import rank_similarity
-from ecinn.metrics.statistics import Interval, bootstrap
+from ecinn.metrics.statistics import Interval, bootstrap, bootstrap_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, Progress, ignore
@@ -102,81 +102,66 @@ def explained_sample(
     return Sample(model, pairs.index, pairs.images, pairs.p, pairs.q, tuple(parts), real)
 
 
-class CountedClassifier:
-    """A classifier that counts its evaluations."""
-
-    def __init__(self, classifier: InvertibleClassifier) -> None:
-        self.classifier = classifier
-        self.encodes = self.decodes = 0
-
-    @property
-    def mu(self) -> Tensor:
-        """Class means."""
-        return self.classifier.mu
-
-    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x) and log |det J|."""
-        self.encodes += 1
-        return self.classifier.encode_with_log_det(x)
-
-    def decode(self, z: Tensor) -> Tensor:
-        """x = f⁻¹(z)."""
-        self.decodes += 1
-        return self.classifier.decode(z)
-
-
 def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Time a function until the device has finished, after one run that is not timed."""
+
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     run()
     seconds = []
     for _ in range(repeats):
-        _wait_for(device)
-        start = time.perf_counter()
+        start = clock()
         run()
-        _wait_for(device)
-        seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[repeats // 2]
+        seconds.append(clock() - start)
+    return statistics.median_high(seconds)
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def means(*columns: Tensor, seed: int = 0) -> list[Interval]:
+    """Return the mean of every column, bootstrapped one after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    return [bootstrap_interval(column, generator=generator) for column in columns]
 
 
 def pearson(
     a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
 ) -> Interval:
-    """Pearson's r, bootstrapped over pairs."""
+    """Pearson's r, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         return torch.corrcoef(torch.stack([a, b]))[0, 1].nan_to_num()
 
-    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+    return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
 
 def spearman(
     a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
 ) -> Interval:
-    """Spearman's ρ, bootstrapped over pairs."""
+    """Spearman's ρ, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         return rank_similarity(a[None, None], b[None, None])[0]
 
-    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+    return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
 
 def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
-    """Σ part / Σ whole, bootstrapped over pairs."""
-    pairs = _finite(part, whole, 1)
-    return bootstrap(
-        lambda a, b: a.sum() / b.sum(), *pairs, resamples=RESAMPLES, generator=generator
-    )
+    """Σ part / Σ whole, bootstrapped over finite pairs."""
+    return _over_pairs(lambda a, b: a.sum() / b.sum(), (part, whole), 1, generator)
 
 
-def _finite(a: Values, b: Values, least: int) -> tuple[Tensor, Tensor]:
-    """Keep the pairs that are finite."""
-    finite = a.isfinite() & b.isfinite()
+def _over_pairs(
+    statistic: Callable[[Tensor, Tensor], Tensor],
+    pairs: tuple[Values, Values],
+    least: int,
+    generator: torch.Generator,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    finite = torch.stack(pairs).isfinite().all(0)
     n = int(finite.sum())
     if n < least:
         raise InputError(f"at least {least} pairs of finite values are needed, not {n}")
-    return a[finite].double(), b[finite].double()
+    columns = (column[finite].double() for column in pairs)
+    return bootstrap(statistic, *columns, resamples=resamples, generator=generator)
