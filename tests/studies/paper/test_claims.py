@@ -558,7 +558,7 @@ def test_claims_are_measured_on_test_images(monkeypatch) -> None:
             next(module.measure(context, Sizes()))
         assert seen.value.args[1] is dataset
     given = {}
-    explained = SimpleNamespace(inn=None, all_maps=lambda *_: {})
+    explained = SimpleNamespace(inn=None, maps=lambda *_: {})
     for name, value in {
         "draw_pairs": lambda *a: given.update(pairs=a),
         "explained_digits": lambda *a: given.update(digits=a) or explained,

@@ -109,7 +109,7 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     # Nine times as many, so that intervals are narrow enough.
     fields = {name: getattr(dots, name) for name in ("index", "images", "p", "q", "real")}
     many = {name: torch.cat([values] * 9) for name, values in fields.items()}
-    claim = claim_of(planted.reaches_target(Sample(dots.model, **many, parts=(part,) * 9)))
+    claim = claim_of(planted.reaches_target(Sample(**many, model=dots.model, parts=(part,) * 9)))
     assert claim.verdict == verdict
     assert claim.numbers["certain"].mean == (of_q > 0.95)
     smoothing = dots.model.checkpoint.recipe.label_smoothing

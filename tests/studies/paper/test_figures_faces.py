@@ -76,7 +76,7 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
     assert place == int(first.places[0])
     x = model.pixels(data.images[place])
     p = model.predict(data.images[place]).argmax(1)
-    inn, sample = ExplainedINN(model.classifier, model.mu_bar), first.sample
+    inn, sample = ExplainedINN(model.classifier, model.mu_bar), first.explained.training
     # Two hundred different training faces, in random order.
     training = model.pixels(context.data("", "train").images)
     same = (sample[:, None] == training).flatten(2).all(2)
@@ -116,7 +116,7 @@ def test_the_network_is_read_for_the_models_classes(context, tmp_path, monkeypat
         asked.append((path, class_names))
         return SimpleNamespace(classifier=other_network())
 
-    monkeypatch.setattr(faces, "load_inception", read)
+    monkeypatch.setattr("ecinn.studies.benchmark.faces.load_inception", read)
     (tmp_path / "Smiling.safetensors").touch()
     faces.figure_9(with_inception(context, tmp_path))
     assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]

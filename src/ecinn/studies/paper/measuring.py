@@ -1,14 +1,18 @@
-"""Measure claims: explained samples, counted and timed evaluations, correlations."""
+"""Measure claims: explained samples, heatmaps, timed evaluations, correlations."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from ecinn.attribution import heatmaps
+from ecinn.attribution.heatmaps import HeatmapMethod, Heatmaps
+from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
@@ -18,8 +22,9 @@ from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.studies.benchmark.quality import random_of_class
-from ecinn.studies.benchmark.side_by_side import draw_pairs
+from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 
+GRADIENT_METHODS = heatmaps.METHODS[1:]
 RESAMPLES = 1000
 BATCH_SIZE = 125
 
@@ -49,15 +54,10 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Pairs):
     """Random test images, each explained with a random target."""
 
     model: Model
-    index: Labels
-    """Positions among the test images."""
-    images: StoredImages
-    p: Labels
-    q: Labels
     parts: tuple[Explanation, ...]
     """Explanations at α₁, in batches."""
     real: StoredImages
@@ -99,7 +99,42 @@ def explained_sample(
         done = int(rows[-1]) + 1
         observe(Progress(f"explaining {model.checkpoint.recipe.dataset}", done, n))
     real = random_of_class(data, pairs.q, torch.Generator().manual_seed(seed + 1))
-    return Sample(model, pairs.index, pairs.images, pairs.p, pairs.q, tuple(parts), real)
+    return Sample(**vars(pairs), model=model, parts=tuple(parts), real=real)
+
+
+@dataclass(frozen=True)
+class ExplainedImages:
+    """Images with p and q, and the training images that gradient methods compare with."""
+
+    model: Model
+    x: Images
+    p: Labels
+    q: Labels
+    training: Float[Tensor, "sample channels height width"]
+
+    @property
+    def inn(self) -> ExplainedINN:
+        """The model as `heatmaps` takes it."""
+        return ExplainedINN(self.model.classifier, self.model.mu_bar)
+
+    def maps(
+        self,
+        network: ExplainedINN | nn.Module,
+        methods: Sequence[HeatmapMethod] = GRADIENT_METHODS,
+        done: Callable[[int], None] = lambda number: None,
+        batch_size: int = heatmaps.BATCH_SIZE,
+    ) -> dict[HeatmapMethod, Heatmaps]:
+        """Make the maps of several methods."""
+        images, made = (self.x, self.p, self.q), {}
+        options: dict[str, Any] = {
+            "baseline": self.training.mean(0),
+            "baselines": self.training[: heatmaps.DEFAULTS.baselines],
+            "batch_size": batch_size,
+        }
+        for method in methods:
+            made[method] = heatmaps.heatmaps(network, *images, method, **options)
+            done(len(made))
+        return made
 
 
 def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
