@@ -176,7 +176,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     read = trained.predict(test_digits.images[:30]).argmax(1)
     q = (read + torch.arange(30) % 3) % 10  # every third is read as its target already
     features = judges.features(test_digits.images)
-    said = Jury(judges, test_digits.images[:30], q, features).judge(trained)
+    verdict = Jury(judges, test_digits.images[:30], q, features).judge(trained)
     stored = [
         trained.explain(test_digits.images[k], int(q[k])).stored_convincing[0, 0]
         for k in range(30)
@@ -185,8 +185,8 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     oracle = judges.networks.convolutional
     targets = [int(q[k]) for k in range(30) if k % 3]
     answers = [int(oracle(scaled(image[None])).argmax()) for image in stored]
-    assert said.judged == 20
-    assert said.convinced == sum(a == b for a, b in zip(answers, targets, strict=True))
+    assert verdict["judged"] == 20
+    assert verdict["convinced"] == sum(a == b for a, b in zip(answers, targets, strict=True))
     # Of two Gaussians, by the square root of a matrix.
     ours, real = (
         judges.features(x).double().numpy() for x in (torch.stack(stored), test_digits.images)
@@ -194,15 +194,17 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     mean = ((ours.mean(0) - real.mean(0)) ** 2).sum()
     a, b = np.cov(ours.T), np.cov(real.T)
     root = np.sqrt(np.linalg.eigvals(a @ b).astype(complex)).real.sum()
-    assert said.frechet == pytest.approx(mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3)
+    assert verdict["frechet"] == pytest.approx(
+        mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3
+    )
 
 
 def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
     trained, random = jury.judge(load("mnist")), jury.judge(Model(model(tiny, 1.0, 0)))
-    assert trained.convinced / trained.judged > 0.9
-    assert random.convinced / random.judged < 0.5
-    assert trained.frechet < random.frechet
+    assert trained["convinced"] / trained["judged"] > 0.9
+    assert random["convinced"] / random["judged"] < 0.5
+    assert trained["frechet"] < random["frechet"]
 
 
 def test_results_are_kept_in_a_small_file(tmp_path: Path) -> None:

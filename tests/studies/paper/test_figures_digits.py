@@ -34,7 +34,7 @@ def captions(figure) -> list[str]:
 
 
 def test_draws_are_random_right_and_the_same_again(context) -> None:
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     among = data.labels == 8
     first = draw(model, data, among, 70, torch.Generator().manual_seed(5))
     again = draw(model, data, among, 70, torch.Generator().manual_seed(5))
@@ -49,7 +49,7 @@ def test_draws_are_random_right_and_the_same_again(context) -> None:
 
 
 def test_too_few_images_are_said(context) -> None:
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     mislabelled = Dataset(data.images[:3], (data.labels[:3] + 1) % 10, data.class_names)
     with pytest.raises(InputError, match="only 0 of 3"):
         draw(model, mislabelled, torch.ones(3, dtype=torch.bool), 1, torch.Generator())
@@ -100,7 +100,7 @@ def test_figures_of_digits(context, number, p, q) -> None:
     rows, figure = made.data[name], made.figures[name]
     assert [row["p"] for row in rows] == p
     assert [row["q"] for row in rows] == q
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     images = shown_images(figure)
     assert len(images) == 36
     words = captions(figure)
@@ -141,7 +141,7 @@ def test_nine_random_fours_go_from_thin_to_bold(context) -> None:
 
 def test_another_class_that_wins_is_in_the_colour_of_warnings(context) -> None:
     """Found among many, because it is rare: at a tipping point neither p nor q wins."""
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     explanation = model.explain(data.images[:12])
     (image, target) = (explanation.third_class >= 0).nonzero()[0].tolist()
     shown = every_target(explanation, tuple(range(12)), image)
@@ -154,7 +154,7 @@ def test_another_class_that_wins_is_in_the_colour_of_warnings(context) -> None:
 
 
 def test_the_largest_gap_is_that_of_the_tipping_points_as_computed(context) -> None:
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     explanation = model.explain(data.images[:1])
     shown = every_target(explanation, (0,))
     posterior = model.classifier.log_posterior(explanation.tipping_point[0]).exp()

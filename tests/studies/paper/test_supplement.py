@@ -92,5 +92,5 @@ def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatc
 def test_draws_are_others_than_the_figures(seed) -> None:
     given = Context(seed=seed)
     for figure in range(1, 11):
-        own, further = given.generator(figure), supplement.generator_for(given, figure)
+        own, further = given.generator(figure), given.generator(supplement.FURTHER + figure)
         assert own.initial_seed() != further.initial_seed()

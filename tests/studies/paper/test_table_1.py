@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from ecinn.classifier.recipes import MNIST_PAPER
-from ecinn.errors import InputError
 from ecinn.studies.paper import table_1
 from ecinn.studies.paper.artefact import Context
 
@@ -87,15 +86,6 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     assert "| MNIST | the paper | 1.4265 | – | 1.89 | 0.85 | – |" in words
     assert "| 0.50 (" in words
     assert "not run" in table_1.latex(rows)
-
-
-@pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_damaged_record_is_one_line(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "recipe.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match="mnist-paper") as error:
-        table_1.rows(checkpoint, path, tmp_path / "none.json")
-    assert "\n" not in str(error.value)
 
 
 def test_latex_has_as_many_cells_in_every_line(files: tuple[Path, Path]) -> None:

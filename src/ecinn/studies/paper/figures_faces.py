@@ -41,26 +41,24 @@ _BATCH_SIZE = 16
 
 def figure_8(context: Context) -> Made:
     """Ten faces, five into a smile and five out of one."""
-    model, data = context.model("celeba-smile"), context.data("celeba/Smiling", "test")
-    generator = context.generator(8)
+    (model, data), generator = context.tested("celeba-smile"), context.generator(8)
     drawn = [draw(model, data, data.labels == label, 5, generator) for label in (0, 1)]
     places = torch.cat(drawn)
     explanation = model.explain(data.images[places], 1 - data.labels[places][:, None])
     shown = every_image(explanation, tuple(places.tolist()))
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
-    name = "figure-8"
-    captions = {name: caption(name, legend=shown.legend())}
-    return Made({name: figure}, data={name: shown.numbers()}, captions=captions)
+    text = caption("figure-8", legend=shown.legend())
+    return Made.single("figure-8", figure, shown.numbers(), text)
 
 
 class Faces:
     """Random faces of one label with the heatmaps of all methods, a row per face."""
 
     def __init__(self, context: Context, name: str, n: int, generator: torch.Generator) -> None:
-        self.context, self.name, self.model = context, name, context.model(name)
-        dataset = self.model.checkpoint.recipe.dataset
-        data, training = (context.data(dataset, split) for split in ("test", "train"))
-        self.attribute = dataset.partition("/")[2]
+        self.context, self.name = context, name
+        self.model, data = context.tested(name)
+        training = context.data(self.model.recipe.dataset, "train")
+        self.attribute = self.model.recipe.dataset.partition("/")[2]
         everybody = torch.ones(len(data), dtype=torch.bool)
         self.places = draw(self.model, data, everybody, n, generator)
         self.explanation = self.model.explain(data.images[self.places], check=False)

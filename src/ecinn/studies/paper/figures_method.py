@@ -46,7 +46,7 @@ def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) ->
 
 def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[list[Figure], Shown]:
     """Draw n random women whom the model reads as without makeup, each into makeup."""
-    model, data = context.model("celeba-makeup"), context.data("celeba/Heavy_Makeup", "test")
+    model, data = context.tested("celeba-makeup")
     assert data.attributes is not None
     women = data.attributes[:, ATTRIBUTES.index("Male")] == 0
     places = draw(model, data, women & (data.labels == 0), n, generator)
@@ -61,8 +61,7 @@ def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[lis
 def figure_1(context: Context) -> Made:
     """The method on a face."""
     figures, shown = pipelines(context, 1, context.generator(1))
-    name = "figure-1"
-    return Made({name: figures[0]}, data={name: shown.numbers()}, captions={name: caption(name)})
+    return Made.single("figure-1", figures[0], shown.numbers(), caption("figure-1"))
 
 
 def draw_pipeline(
@@ -227,7 +226,7 @@ def projected(
 
 def figure_2(context: Context) -> Made:
     """The latent geometry of two digits."""
-    model, data = context.model("mnist"), context.data("mnist", "test")
+    model, data = context.tested("mnist")
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
     means = {"model": result.model_means, "measured": result.measured_means}
@@ -235,7 +234,7 @@ def figure_2(context: Context) -> Made:
     sizes = {"points": POINTS, "p": P, "q": Q}
     text = caption("figure-2", **sizes, right=right, apart=apart, geometry=result)
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
-    return Made({"figure-2": figure}, data={"figure-2": numbers}, captions={"figure-2": text})
+    return Made.single("figure-2", figure, numbers, text)
 
 
 def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
