@@ -34,20 +34,20 @@ def smooth_and_rough(generator) -> tuple[Tensor, Tensor]:
     return smooth, torch.randn((12, 1, 16, 16), generator=generator).double()
 
 
-def test_smooth_maps_are_less_noisy_than_noise_and_not_the_other_way(smooth_and_rough) -> None:
+def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})
     bad = noise_of({m: rough if m == "ecinn" else smooth for m in METHODS})
     assert claim_of(maps.less_noisy(good)).verdict == "supported"
     assert claim_of(maps.less_noisy(bad)).verdict == "refuted"
     assert claim_of(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
-    told = claim_of(maps.less_noisy_with_relu(good, bad))
+    claim = claim_of(maps.less_noisy_with_relu(good, bad))
     both = (float(noise["deep_lift"]["total variation"].mean()) for noise in (good, bad))
-    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in told.table
+    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in claim.table
     assert claim_of(maps.less_noisy_with_relu(bad, good)).verdict == "refuted"
 
 
-def test_relu_is_the_cause_only_if_taking_it_away_makes_the_noise(smooth_and_rough) -> None:
+def test_relu_is_the_cause_only_if_replacing_it_adds_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     quiet, loud = (noise_of(dict.fromkeys(METHODS, each)) for each in (smooth, rough))
     between = {
@@ -65,7 +65,7 @@ def test_relu_is_the_cause_only_if_taking_it_away_makes_the_noise(smooth_and_rou
     assert claim.verdict == "partly"
 
 
-def test_seeds_that_disagree_about_relu_leave_it_open(smooth_and_rough) -> None:
+def test_disagreeing_seeds_support_the_relu_claim_only_partly(smooth_and_rough) -> None:
     """Two of three networks go all the way: the mean is most of it, the interval is not."""
     quiet, loud = (noise_of(dict.fromkeys(METHODS, each)) for each in smooth_and_rough)
     twins = {
@@ -81,7 +81,7 @@ def test_seeds_that_disagree_about_relu_leave_it_open(smooth_and_rough) -> None:
     assert "75 %" in claim.measured  # of three, all lie on one side of the median with 2/8
 
 
-def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatch) -> None:
+def test_twins_differ_only_in_activation_and_are_tested(monkeypatch) -> None:
     trained, train = [], maps.train_twin
     monkeypatch.setattr(
         maps, "train_twin", lambda *a: trained.append((a, train(*a))) or trained[-1][1]

@@ -109,7 +109,7 @@ def test_the_tipping_point_lies_on_the_boundary_and_on_the_line_through_z(
     assert projection.alpha_1 == pytest.approx(0.8 + projection.alpha_0 / 2)
 
 
-def test_all_four_means_are_where_they_are(scene, lift, projection) -> None:
+def test_means_are_projected_orthogonally(scene, lift, projection) -> None:
     torch.testing.assert_close(lift(projection.model_means), scene["mu"])
     start, end = projection.measured_means
     delta = scene["mu_bar"][1] - scene["mu_bar"][0]
@@ -120,7 +120,7 @@ def test_all_four_means_are_where_they_are(scene, lift, projection) -> None:
         torch.testing.assert_close(rest @ spanning, 0 * rest[:, 0])
 
 
-def test_of_real_digits(mnist) -> None:
+def test_projection_of_real_digits(mnist) -> None:
     from ecinn.data.mnist import load_mnist
 
     data = load_mnist("test")
@@ -159,7 +159,7 @@ def test_of_real_digits(mnist) -> None:
     )
 
 
-def test_the_caption_says_what_the_numbers_are(projection, generator, monkeypatch) -> None:
+def test_the_caption_agrees_with_the_numbers(projection, generator, monkeypatch) -> None:
     """Of points on both sides of the line, of either class another share."""
     points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
     points[1] += projection.boundary_normal / projection.boundary_normal.norm()

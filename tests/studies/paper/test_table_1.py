@@ -78,7 +78,7 @@ def test_our_rows_are_what_was_measured(files: tuple[Path, Path]) -> None:
     assert "Errors are measured on 1,000 or 10,000 test images" in words.notes[0]
 
 
-def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+def test_models_that_were_not_run_are_marked(tmp_path: Path) -> None:
     rows = table_1.rows(checkpoint, tmp_path / "none.json", tmp_path / "neither.json")
     words = table_1.table(rows).markdown()
     (line,) = [line for line in words.splitlines() if "re-run |" in line]
@@ -116,7 +116,7 @@ def test_the_table_of_the_shipped_models() -> None:
     assert len(errors) == 6
 
 
-def test_the_control_is_of_the_recipe_as_it_is() -> None:
+def test_the_control_was_trained_with_the_current_recipe() -> None:
     record = json.loads(table_1.RECIPE.read_text())
     assert record["settings"] == json.loads(json.dumps(dataclasses.asdict(MNIST_PAPER)))
     assert (record["training_images"], record["metrics"]["n"]) == (60_000, 10_000)

@@ -6,7 +6,7 @@ that the list needs no matplotlib.
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,8 +86,10 @@ class Made:
         cls, stem: str, content: Figure | Sequence[Figure], numbers: object, text: str
     ) -> "Made":
         """One figure, or a book of several, with its numbers and its caption."""
-        kind = "books" if isinstance(content, Sequence) else "figures"
-        return cls(**{kind: {stem: content}}, data={stem: numbers}, captions={stem: text})
+        made = cls(data={stem: numbers}, captions={stem: text})
+        if isinstance(content, Sequence):
+            return replace(made, books={stem: content})
+        return replace(made, figures={stem: content})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -108,7 +109,7 @@ class Jury:
         q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
         return cls(judges, data.images[rows], q, judges.features(data.images))
 
-    def judge(self, model: Model) -> dict[str, float]:
+    def judge(self, model: Model) -> dict[str, float | int]:
         """Measure `JUDGED` on stored α₁ counterfactuals; digits already read as q are left out."""
         other = predicted_classes(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
@@ -185,7 +186,8 @@ def read(path: Path) -> TradeOff:
     """Read the results that `save` wrote."""
     tensors, about = read_tensors(path)
     try:
-        lists = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-        return TradeOff(**tensors, **lists)
+        values: dict[str, Any] = dict(tensors)
+        values |= {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
+        return TradeOff(**values)
     except (AttributeError, TypeError) as error:
         raise InputError(f"{path} was not written by `ecinn beta`: make it again") from error

@@ -72,7 +72,7 @@ def explained_digits(
     return ExplainedImages(model, model.pixels(pairs.images[:n]), p, q, sample)
 
 
-def noise_of(maps: Mapping[HeatmapMethod, Heatmaps]) -> Noise:
+def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
     """Total variation, spatial coherence and share of high frequencies, per image."""
     return {
         method: {measure.name: values for measure, values in noisiness(made.maps).items()}
@@ -97,9 +97,7 @@ def less_noisy(noise: Noise) -> Measurement:
     )
 
 
-def faithful(
-    digits: ExplainedImages, maps: Mapping[HeatmapMethod, Heatmaps], seed: int
-) -> Measurement:
+def faithful(digits: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int) -> Measurement:
     """Delete and insert pixels, with replacements that no method made."""
     generator = torch.Generator().manual_seed(seed)
     replacements = {"blur": blurred(digits.x, BLUR), "noise": noise_like(digits.x, generator)}

@@ -64,9 +64,9 @@ class Faces:
         self.explanation = self.model.explain(data.images[self.places], check=False)
         order = torch.randperm(len(training), generator=generator)[:SAMPLE]
         e, device = self.explanation, self.model.device
-        images = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
+        x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
         sample = self.model.pixels(training.images[order])
-        self.explained = ExplainedImages(self.model, *images, sample)
+        self.explained = ExplainedImages(self.model, x, p, q, sample)
 
     def inn_rows(self) -> list[tuple[Panel, ...]]:
         """Input, counterfactual, ECINNh, and the gradient methods on the INN."""

@@ -123,9 +123,9 @@ class ExplainedImages:
         methods: Sequence[HeatmapMethod] = GRADIENT_METHODS,
         done: Callable[[int], None] = lambda number: None,
         batch_size: int = heatmaps.BATCH_SIZE,
-    ) -> dict[HeatmapMethod, Heatmaps]:
+    ) -> dict[str, Heatmaps]:
         """Make the maps of several methods."""
-        images, made = (self.x, self.p, self.q), {}
+        images, made = (self.x, self.p, self.q), dict[str, Heatmaps]()
         options: dict[str, Any] = {
             "baseline": self.training.mean(0),
             "baselines": self.training[: heatmaps.DEFAULTS.baselines],

@@ -21,7 +21,7 @@ from ecinn.studies.paper.words import read_toml
 
 COLUMN, TEXT = 3.25, 6.875
 """Widths in inches of a column and of the whole page in the paper (ICCV's two columns)."""
-SETTINGS = read_toml("style.toml")
+SETTINGS: Any = read_toml("style.toml")
 DPI = int(SETTINGS["figure.dpi"])
 SMALL, NORMAL, LARGE = (
     float(SETTINGS[key]) for key in ("legend.fontsize", "font.size", "axes.titlesize")
