@@ -292,10 +292,10 @@ def test_predictions_of_files_do_not_wait_for_drawing(
 ) -> None:
     gate, drawing = threading.Event(), threading.Event()
 
-    def blocked(_: object) -> dict[str, Any]:
+    def blocked(_: object) -> bytes:
         drawing.set()
         assert gate.wait(20)
-        return {}
+        return b"{}"
 
     monkeypatch.setattr("ecinn.web.answers.explanation", blocked)
     with running(catalogue) as address, ThreadPoolExecutor(2) as clients:

@@ -34,12 +34,6 @@ class ServedModel:
     samples: Dataset | None
     """Test images; None if they are not available."""
 
-    @property
-    def values(self) -> int:
-        """Values of one image."""
-        channels, height, width = self.model.image_shape
-        return channels * height * width
-
 
 Catalogue = Mapping[str, ServedModel]
 
