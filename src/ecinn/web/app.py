@@ -69,7 +69,6 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.service = service
     app.include_router(api(service, secured=token is not None))
     app.include_router(operations(service, metrics, secured=token is not None))
     _add_page(app, page_folder)
