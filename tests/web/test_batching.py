@@ -40,12 +40,11 @@ def with_batcher(
         batcher: Batcher[int, int] = Batcher(
             squares, settings, workers, key=lambda n: n % 2, cost=lambda n: 10
         )
-        batcher.start()
-        try:
-            await asyncio.wait_for(use(batcher), 10)
-        finally:
-            squares.gate.set()
-            await batcher.close()
+        async with batcher.running():
+            try:
+                await asyncio.wait_for(use(batcher), 10)
+            finally:
+                squares.gate.set()
 
     asyncio.run(run())
 

@@ -1,10 +1,11 @@
 """Batch concurrent requests: a bounded queue, and work in threads off the event loop."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -64,23 +65,23 @@ class Batcher(Generic[Ask, Answer]):
         self._key, self._cost, self._observe = key, cost, observe
         self._waiting: deque[_Job[Ask, Answer]] = deque()
         self._arrived = asyncio.Event()
-        self._number = workers
+        self._workers = workers
         self._threads = ThreadPoolExecutor(workers, "ecinn-pass")
-        self._workers: list[asyncio.Task[None]] = []
         self._seconds_per_job = 0.05
 
-    def start(self) -> None:
-        """Start to work, in a running event loop."""
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._number)]
-
-    async def close(self) -> None:
-        """Cancel waiting requests and finish the batches in progress."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        for job in self._waiting:
-            job.answer.cancel()
-        await asyncio.to_thread(self._threads.shutdown)
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work; on leaving, cancel waiting requests and finish the batches in progress."""
+        workers = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for job in self._waiting:
+                job.answer.cancel()
+            await asyncio.to_thread(self._threads.shutdown)
 
     @property
     def waiting(self) -> int:
@@ -92,7 +93,7 @@ class Batcher(Generic[Ask, Answer]):
         if len(self._waiting) >= self._settings.queued:
             self._forget()
             if (waiting := len(self._waiting)) >= self._settings.queued:
-                seconds = math.ceil(waiting * self._seconds_per_job / self._number)
+                seconds = math.ceil(waiting * self._seconds_per_job / self._workers)
                 raise FullError(min(max(1, seconds), MAX_RETRY))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(ask, self._key(ask), self._cost(ask), answer))

@@ -1,9 +1,10 @@
 """The service: decodes images, batches requests and builds the answers, off the event loop."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -66,15 +67,11 @@ class Service:
             observe=metrics.watch("explain", lambda: self.explanations.waiting),
         )
 
-    def start(self) -> None:
-        """Start to work, in a running event loop."""
-        self.predictions.start()
-        self.explanations.start()
-
-    async def close(self) -> None:
-        """Finish the work in progress and stop all threads."""
-        await self.predictions.close()
-        await self.explanations.close()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work; on leaving, finish the work in progress and stop all threads."""
+        async with self.predictions.running(), self.explanations.running():
+            yield
         for threads in (self._network, self._decoding, self._drawing):
             await asyncio.to_thread(threads.shutdown)
 
