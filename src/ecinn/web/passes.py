@@ -92,7 +92,7 @@ class Question:
         return len(self.path or ())
 
     def cost(self, classes: int) -> int:
-        """Pixel values that the network evaluates: the inputs, and two images and a path each."""
+        """Pixel values to evaluate: the inputs, and two images and a path for every target."""
         targets = classes - 1 if self.targets == "all" else len(self.targets or (0,))
         return self.pixels.numel() * (1 + targets * (2 + self.steps))
 
