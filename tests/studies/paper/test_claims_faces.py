@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ecinn.attribution.heatmaps import Heatmaps
-from ecinn.auditing.measurement import Audit, Comparison, Region, Similarity, audit
+from ecinn.auditing.measurement import audit
+from ecinn.auditing.result import Audit, Comparison, Region, Similarity
 from ecinn.data.dataset import Dataset
 from ecinn.data.face_regions import REGION_NAMES
 from ecinn.metrics.statistics import Interval, proportion
