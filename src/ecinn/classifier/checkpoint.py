@@ -84,6 +84,12 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
     return load_tensors(find_file(name_or_path, SHIPPED, "model", MODEL_FILE), "model", _build)
 
 
+def model_name(name_or_path: str | Path) -> str:
+    """Return a shipped model's name, or the name of a model's file or folder."""
+    path = Path(name_or_path)
+    return path.parent.name if path.name == MODEL_FILE else path.name.split(".")[0]
+
+
 def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
     recipe: Recipe = rebuild(Recipe, about["recipe"])
     classifier = GenerativeClassifier(recipe.architecture)

@@ -198,7 +198,7 @@ class Counterfactual(BaseModel):
     """A counterfactual image and its certificate."""
 
     posterior: Posterior
-    stored_posterior: Posterior | None = Field(description="Of the stored 8-bit image.")
+    stored_posterior: Posterior | None = Field(description="p(y) of the 8-bit image.")
     winner: str = Field(description="The predicted class.")
     reached: bool = Field(description="True if the target is the predicted class.")
     clamped: float = Field(description="Share of pixels clamped to [0, 1] for storing.")
