@@ -89,5 +89,5 @@ def test_a_card_is_written_for_each(model: Model) -> None:
 
     text = card(load_checkpoint(model.checkpoint.recipe.name), 5_000_000).markdown()
     assert "non-commercial" in text
-    assert "Begun with the layers of celeba-" in text
+    assert "Initialised from the layers of celeba-" in text
     assert "| not measured |" not in text
