@@ -152,7 +152,8 @@ def test_an_interruption_during_start_up_is_one_line(tmp_path: Path) -> None:
     """Ctrl-C while the packages that the command line needs are being imported."""
     ready = tmp_path / "ready"
     slow = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it after &\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'typer':\n"
