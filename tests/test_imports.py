@@ -41,6 +41,7 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     assert not any(name.startswith("ecinn.studies") for name in modules)
 
 
+@pytest.mark.slow
 def test_explain_loads_no_study_and_no_extra(tmp_path: Path) -> None:
     modules = run_command("explain", "--sample", 0, "--target", 1, "--out", tmp_path / "o")
     assert "ecinn.model" in modules
@@ -48,6 +49,7 @@ def test_explain_loads_no_study_and_no_extra(tmp_path: Path) -> None:
     assert not any(name.startswith("ecinn.studies") for name in modules)
 
 
+@pytest.mark.slow
 def test_public_names_are_callable_after_their_modules_are_imported() -> None:
     """No submodule shadows a public function, whatever is imported first."""
     loaded_by(

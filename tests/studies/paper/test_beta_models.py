@@ -170,6 +170,7 @@ def test_a_jury_asks_the_same_of_every_model(judges: Judges, test_digits: Datase
     assert torch.equal(many.q, Jury.assemble(judges, load_mnist("test")).q)
 
 
+@pytest.mark.slow
 def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: Dataset) -> None:
     """One by one: what the model reads as q is left out, the rest is shown to the oracle."""
     trained = load("mnist")

@@ -35,6 +35,7 @@ def test_of_figure_3_shows_two_hundred_others(context) -> None:
     assert own not in places.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
 def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
     monkeypatch.setattr(supplement, "SHEETS", sheets)
