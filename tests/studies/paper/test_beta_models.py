@@ -198,6 +198,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     assert said.frechet == pytest.approx(mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
     trained, random = jury.judge(load("mnist")), jury.judge(Model(model(tiny, 1.0, 0)))
