@@ -19,7 +19,7 @@ from helpers.builders import randomise
 torch.set_num_threads(1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_architecture() -> Architecture:
     return Architecture(
         channels=1,

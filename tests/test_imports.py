@@ -1,4 +1,4 @@
-"""What importing the package and its commands loads: nothing that is not needed."""
+"""Importing the package and running its commands load no module that is not needed."""
 
 import subprocess
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "matplotlib", "captum", "fastapi", "torchvision", "h5py", "tensorboard")
+EXTRAS = {"matplotlib", "captum", "fastapi", "torchvision", "h5py", "tensorboard"}
+HEAVY = EXTRAS | {"torch", "numpy", "PIL", "jinja2"}
 
 
 def loaded_by(program: str, *arguments: object) -> set[str]:
@@ -28,7 +29,7 @@ def run_command(*arguments: object) -> set[str]:
 
 def test_importing_the_package_loads_neither_pytorch_nor_studies() -> None:
     modules = loaded_by("import ecinn")
-    assert not modules & set(HEAVY)
+    assert not modules & HEAVY
     assert not any(name.startswith("ecinn.studies") for name in modules)
 
 
@@ -36,17 +37,19 @@ def test_importing_the_package_loads_neither_pytorch_nor_studies() -> None:
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     modules = run_command(*arguments)
     assert "ecinn.cli.app" in modules
-    assert not modules & set(HEAVY)
+    assert not modules & HEAVY
     assert not any(name.startswith("ecinn.studies") for name in modules)
 
 
+@pytest.mark.slow
 def test_explain_loads_no_study_and_no_extra(tmp_path: Path) -> None:
     modules = run_command("explain", "--sample", 0, "--target", 1, "--out", tmp_path / "o")
     assert "ecinn.model" in modules
-    assert not modules & {"matplotlib", "captum", "fastapi", "torchvision", "h5py"}
+    assert not modules & EXTRAS
     assert not any(name.startswith("ecinn.studies") for name in modules)
 
 
+@pytest.mark.slow
 def test_public_names_are_callable_after_their_modules_are_imported() -> None:
     """No submodule shadows a public function, whatever is imported first."""
     loaded_by(

@@ -1,4 +1,4 @@
-"""What ships, on real images, through the Python interface."""
+"""The shipped models on real images, through the Python interface."""
 
 import io
 
@@ -19,7 +19,7 @@ from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
 from ecinn.training.evaluation import evaluate, random_offsets
 
-IMAGES = 400
+IMAGES = 200
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def explanation(mnist, digits):
     return mnist.explain(images, q[:, None])
 
 
-def test_accuracy_and_density_of_what_ships(mnist, digits) -> None:
+def test_accuracy_and_density_of_the_shipped_model(mnist, digits) -> None:
     images, labels = digits
     assert (mnist.predict(images).argmax(1) != labels).float().mean() <= 0.02
     bits = equations.bits_per_dim(mnist.classifier.log_marginal(to_pixels(images)), 784)
@@ -81,8 +81,8 @@ def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> N
 
 
 def test_means_in_the_checkpoint_are_those_of_the_training_images(mnist) -> None:
-    """On 1,000 of them: the mean of each predicted class lies near the stored one."""
-    images = load_mnist("train").images[:1000]
+    """On 500 of them: the mean of each predicted class lies near the stored one."""
+    images = load_mnist("train").images[:500]
     with torch.inference_mode():
         z = mnist.classifier.encode(to_pixels(images))
     measured = ecinn.class_means([z], mnist.classifier.mu)
@@ -117,7 +117,7 @@ def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp
 
 
 @pytest.mark.parametrize(
-    ("images", "says"),
+    ("images", "message"),
     [
         (torch.zeros(1, 3, 28, 28), "shape"),
         (torch.zeros(0, 1, 28, 28), "shape"),
@@ -131,8 +131,8 @@ def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp
         (b"not a picture", "not an image"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_in_words(mnist, images, says) -> None:
-    with pytest.raises(InputError, match=says):
+def test_images_that_do_not_fit_are_refused(mnist, images, message) -> None:
+    with pytest.raises(InputError, match=message):
         Model.read.__wrapped__(mnist, images)
 
 
@@ -150,16 +150,16 @@ def test_targets_by_name_and_number(mnist, digits) -> None:
 
 
 def test_large_batches_are_explained_in_parts_with_progress(mnist, digits) -> None:
-    images = digits[0][:300]
+    images = digits[0][:150]
     p = mnist.predict(images).argmax(1)
     q = ((p + 1) % 10)[:, None]
-    q[150] = p[150]
-    heard = []
-    e = mnist.explain(images, q, check=False, observe=heard.append)
-    assert [(each.done, each.total) for each in heard] == [(128, 300), (256, 300), (300, 300)]
-    assert [skipped.index for skipped in e.skipped] == [150]
-    assert e.indices.tolist() == [i for i in range(300) if i != 150]
-    alone = mnist.explain(images[299], q[299:], check=False)
+    q[75] = p[75]
+    reports = []
+    e = mnist.explain(images, q, check=False, observe=reports.append)
+    assert [(report.done, report.total) for report in reports] == [(128, 150), (150, 150)]
+    assert [skipped.index for skipped in e.skipped] == [75]
+    assert e.indices.tolist() == [i for i in range(150) if i != 75]
+    alone = mnist.explain(images[149], q[149:], check=False)
     torch.testing.assert_close(e.convincing[-1:], alone.convincing, atol=1e-5, rtol=1e-5)
 
 
@@ -202,7 +202,7 @@ def test_every_public_name_can_be_imported() -> None:
         _ = ecinn.nothing
 
 
-def test_samples_are_read_as_their_class_and_differ(mnist) -> None:
+def test_samples_are_classified_as_their_class_and_differ(mnist) -> None:
     labels = torch.arange(10).repeat(5)
     samples = mnist.sample(labels, seed=1)
     assert samples.dtype == torch.uint8
@@ -253,7 +253,7 @@ def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
     assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.97
 
 
-def test_evaluation_tells_plain_from_verified() -> None:
+def test_evaluation_counts_plain_and_corrected_counterfactuals() -> None:
     """Measured means too near to each other leave many α₁ short; correction carries them over."""
     from dataclasses import replace
 

@@ -340,6 +340,7 @@ def test_wrong_settings_are_refused(pixels, x, method, settings, says) -> None:
         method(pixels, pixels.mu_bar, x, "all", **settings)
 
 
+@pytest.mark.slow
 def test_shipped_model(mnist) -> None:
     train = load_dataset("mnist", "train").first(300)
     images = load_dataset("mnist", "test").images[:4]

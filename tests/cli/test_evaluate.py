@@ -6,10 +6,10 @@ from helpers.command_line import fails, run
 
 
 def test_evaluate_prints_a_json_object_or_a_table() -> None:
-    code, stdout, _ = run("evaluate", "mnist", "--limit", 20, "--json")
+    code, stdout, _ = run("evaluate", "mnist", "--limit", 4, "--json")
     assert code == 0
     result = json.loads(stdout)
-    assert result["n"] == 20
+    assert result["n"] == 4
     for key in ("model", "error", "bits_per_dim", "bits_per_dim_paper", "reached_q"):
         assert key in result
     code, stdout, _ = run("evaluate", "mnist", "--limit", 2)

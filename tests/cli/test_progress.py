@@ -3,8 +3,8 @@
 import io
 
 import pytest
+from rich.console import Console
 
-from ecinn.cli import progress as module
 from ecinn.cli.progress import INTERVAL, SLOW, Lines, bars, format_figures
 from ecinn.progress import Progress
 
@@ -103,16 +103,15 @@ def test_pipes_get_lines_and_brackets_are_kept(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "reading [bold]: 7/7  done in 0 s\n"
 
 
-def test_terminals_get_bars_of_running_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminals_get_bars_of_running_tasks() -> None:
     stream = io.StringIO()
-    terminal = type(module.err)(file=stream, force_terminal=True, width=120, highlight=False)
-    monkeypatch.setattr(module, "err", terminal)
-    with bars() as observe:
+    terminal = Console(file=stream, force_terminal=True, width=120, highlight=False)
+    with bars(terminal) as observe:
         observe(Progress("training", 1, 4, {"loss": 2.5}))
     last_frame = stream.getvalue().rpartition("training")[2]
     assert "1/4" in last_frame
     assert "loss 2.500" in last_frame
-    with bars() as observe:
+    with bars(terminal) as observe:
         observe(Progress("training", 4, 4, {"loss": 1.5}))
         observe(Progress("measuring", 1, 2))
     last_frame = stream.getvalue().rpartition("measuring")[2]

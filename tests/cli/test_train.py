@@ -10,7 +10,6 @@ from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.classifier.recipes import MNIST, RECIPES
 from ecinn.cli import progress
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import InterruptedRunError
 from ecinn.flow.network import Stage
 from helpers.command_line import fails, run
 
@@ -19,16 +18,6 @@ def test_unknown_recipes_and_unwritable_folders(tmp_path: Path) -> None:
     assert "mnist" in fails("train", "resnet", "--out", tmp_path)
     (tmp_path / "file").touch()
     assert "cannot write" in fails("train", "mnist", "--out", tmp_path / "file" / "sub")
-
-
-def test_an_interrupted_training_exits_with_130(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise InterruptedRunError("interrupted; continue with --resume")
-
-    monkeypatch.setattr("ecinn.training.loop.train", interrupted)
-    assert "--resume" in fails("train", "mnist", "--out", tmp_path, code=130)
 
 
 def test_options_of_a_missing_second_stage_are_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def recipe() -> Recipe:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data() -> Dataset:
     return load_mnist("train").first(160)
 

@@ -289,6 +289,7 @@ def test_errors_are_counted_for_every_attribute() -> None:
     assert len({*errors["single"], *errors["ensemble"]}) >= 4
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_was_measured(trained, tmp_path: Path) -> None:
     path = tmp_path / "teacher.safetensors"
     trained.save(path)
@@ -348,6 +349,7 @@ def test_unsuitable_data_is_refused() -> None:
     refuse("attribute labels", dataclasses.replace(data, attributes=None))
 
 
+@pytest.mark.slow
 def test_files_that_hold_no_teacher_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {}, {"kind": "inception"})

@@ -13,6 +13,8 @@ from ecinn.cli.app import err, plain
 from ecinn.progress import Observer, Progress
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ecinn.data.dataset import Dataset, Split
 
 CelebA = Annotated[
@@ -27,10 +29,10 @@ INTERVAL = 10.0
 
 
 @contextmanager
-def bars() -> Iterator[Observer]:
-    """Yield an observer that shows every task on stderr."""
-    if not err.is_terminal:
-        yield Lines(lambda line: err.print(plain(line)))
+def bars(console: "Console" = err) -> Iterator[Observer]:
+    """Yield an observer that shows every task on a console."""
+    if not console.is_terminal:
+        yield Lines(lambda line: console.print(plain(line)))
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -42,7 +44,7 @@ def bars() -> Iterator[Observer]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
-        console=err,
+        console=console,
         transient=True,
     )
     tasks: dict[str, Any] = {}

@@ -142,16 +142,19 @@ def test_a_sheet_shows_posteriors_and_warns_of_failures(model: Model, data: Data
 
 
 @pytest.fixture
-def as_shipped(model: Model, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecinn.model.load", lambda name, device: model)
+def stored(model: Model, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of the model's file; its dataset is in memory."""
+    monkeypatch.chdir(tmp_path)
+    model.save("smile.safetensors")
     monkeypatch.setattr(command, "load_images", lambda dataset, split, celeba: data)
+    return "smile.safetensors"
 
 
-def test_the_command_writes_page_numbers_and_pictures(as_shipped: None, tmp_path: Path) -> None:
+def test_the_command_writes_page_numbers_and_pictures(stored: str, tmp_path: Path) -> None:
     record = {"errors": {"test": 0.25, "validation": 0.5}}
     (tmp_path / "Smiling.json").write_text(json.dumps(record))
     code, stdout, stderr = run(
-        "benchmark", "faces", "--models", "a", "--n", 3, "--limit", 12, "--out", tmp_path / "o",
+        "benchmark", "faces", "--models", stored, "--n", 3, "--limit", 12, "--out", tmp_path / "o",
         "--inception", tmp_path,
     )  # fmt: skip
     assert code == 0, stderr
@@ -169,12 +172,10 @@ def test_the_command_writes_page_numbers_and_pictures(as_shipped: None, tmp_path
 
 
 @pytest.mark.parametrize("written", [None, "{", "[]", '{"errors": {}}'])
-def test_inception_results_must_be_there(
-    as_shipped: None, tmp_path: Path, written: str | None
-) -> None:
+def test_inception_results_must_be_there(stored: str, tmp_path: Path, written: str | None) -> None:
     if written is not None:
         (tmp_path / "Smiling.json").write_text(written)
-    line = fails("benchmark", "faces", "--models", "a", "--inception", tmp_path)
+    line = fails("benchmark", "faces", "--models", stored, "--inception", tmp_path)
     assert "ecinn inception" in line
 
 
@@ -261,7 +262,7 @@ def test_the_table_has_a_row_per_level(model: Model, data: Dataset) -> None:
 
 
 def test_the_command_asks_the_network_that_lies_beside(
-    as_shipped: None, other: Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str, other: Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "Smiling.json").write_text(json.dumps({"errors": {"test": 0.25}}))
     (tmp_path / "Smiling.safetensors").touch()
@@ -273,7 +274,7 @@ def test_the_command_asks_the_network_that_lies_beside(
 
     monkeypatch.setattr(faces, "load_inception", read)
     code, stdout, stderr = run(
-        "benchmark", "faces", "--models", "a", "--n", 2, "--out", tmp_path / "o",
+        "benchmark", "faces", "--models", stored, "--n", 2, "--out", tmp_path / "o",
         "--inception", tmp_path,
     )  # fmt: skip
     assert code == 0, stderr

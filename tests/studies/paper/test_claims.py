@@ -127,6 +127,7 @@ def test_the_clock_waits_for_the_device(device, monkeypatch) -> None:
     assert events == [e for e in waited if device == "cuda" or e != "wait"]
 
 
+@pytest.mark.slow
 def test_tipping_points_are_equally_far_from_both_means(sample, monkeypatch) -> None:
     claim = claim_of(digits.tipping_points(sample))
     assert claim.numbers["tied"].mean == 1
@@ -154,6 +155,7 @@ def test_tipping_points_are_equally_far_from_both_means(sample, monkeypatch) -> 
     assert claim_of(digits.tipping_points(wrong)).verdict == "refuted"
 
 
+@pytest.mark.slow
 def test_a_broken_model_reaches_nothing_and_convinces_nobody(sample, judges) -> None:
     assert claim_of(digits.reaches_target(sample)).verdict in ("supported", "partly")
     assert claim_of(digits.reaches_target(sample)).numbers["reached"].mean >= 0.95
@@ -240,6 +242,7 @@ def test_an_oracle_is_torn_where_p_and_q_are_about_as_likely(sample, judges, mon
         assert ("Refuted for two networks" in claim.measured) is not torn
 
 
+@pytest.mark.slow
 def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
     claim = claim_of(digits.minimal(sample, N))
     model = sample.model
@@ -292,6 +295,7 @@ def test_inverse_and_nearest_mean(sample) -> None:
     assert claim_of(digits.nearest_mean(sample, N)).numbers["same"].mean == 1
 
 
+@pytest.mark.slow
 def test_copies_keep_every_feature_and_random_images_of_q_keep_none(sample) -> None:
     data = load_mnist("test").first(400)
     copies = digits.kept_features(with_counterfactuals(sample, sample.images), data, 0, 50)
@@ -305,6 +309,7 @@ def test_copies_keep_every_feature_and_random_images_of_q_keep_none(sample) -> N
     assert all(abs(kept.within.mean) < 0.5 for kept in lost.numbers.values())
 
 
+@pytest.mark.slow
 def test_features_within_classes_by_regression_on_classes(sample) -> None:
     """What is left of a feature when the mean of its class in the pool is taken away."""
     data = load_mnist("test").first(400)
@@ -446,6 +451,7 @@ def test_vague_claims_are_measured(sample) -> None:
     assert size.mean == pytest.approx(float((lengths[:, 0] / lengths[:, 1]).mean()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges) -> None:
     claim = claim_of(digits.comparable_errors(sample, judges))
     assert claim.verdict == "supported"

@@ -174,6 +174,7 @@ def test_requested_confidence_is_read_from_the_stored_face(four_models) -> None:
     assert abs(alpha - float(plain.mean())) > 0.1
 
 
+@pytest.mark.slow
 def test_face_claims_use_the_audits_of_their_models(four_models) -> None:
     measured = faces.measure(four_models, Sizes(faces=10, face_maps=4))
     claims = {each.name: claim_of(each) for each in measured}

@@ -34,6 +34,7 @@ def smooth_and_rough(generator) -> tuple[Tensor, Tensor]:
     return smooth, torch.randn((12, 1, 16, 16), generator=generator).double()
 
 
+@pytest.mark.slow
 def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})

@@ -33,6 +33,7 @@ def captions(figure) -> list[str]:
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
+@pytest.mark.slow
 def test_draws_are_random_correct_and_repeatable(context) -> None:
     model, data = context.tested("mnist")
     among = data.labels == 8
@@ -86,6 +87,7 @@ def test_figure_4_moves_the_dot_and_keeps_the_digit(context) -> None:
         assert rows[target]["reached"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "p", "q"),
     [

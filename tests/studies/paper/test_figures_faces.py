@@ -147,6 +147,7 @@ def test_the_supplement_has_equally_many_faces_in_both_directions(context, monke
     assert own[:4] != drawn[:4]
 
 
+@pytest.mark.slow
 def test_the_supplement_shows_the_same_faces_on_both_networks(
     context, tmp_path, monkeypatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_supplement_3_shows_two_hundred_further_samples(context) -> None:
     assert own not in places.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
 def test_supplements_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
     monkeypatch.setattr(supplement, "SHEETS", sheets)

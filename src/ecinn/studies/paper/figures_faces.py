@@ -1,6 +1,7 @@
 """Make Figures 8 and 9: faces into and out of smiles, and heatmaps of four labels."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +14,9 @@ from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.pixels import to_uint8
 from ecinn.progress import counter
-from ecinn.studies.benchmark.faces import inception_network
 from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
 from ecinn.studies.benchmark.heatmaps import SAMPLE
+from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper.artefact import Context, Made, Need, caption
 from ecinn.studies.paper.explained import columns, draw, every_image
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
@@ -85,14 +86,13 @@ class Faces:
         return [heatmaps.maps.cpu() for heatmaps in made.values()]
 
     def _inception(self) -> nn.Module:
-        network = inception_network(self.context.inception, self.model)
-        if network is None:
-            path = f"{self.context.inception}/{self.attribute}.safetensors"
+        path = Path(self.context.inception or "") / f"{self.attribute}.safetensors"
+        if not path.is_file():
             raise InputError(
                 f"{path} is missing: make it with "
                 f"`ecinn inception celeba/{self.attribute} --out {path}`"
             )
-        return network
+        return load_inception(path, self.model.device, self.model.class_names).classifier
 
     @property
     def names(self) -> list[str]:

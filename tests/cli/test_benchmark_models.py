@@ -1,4 +1,4 @@
-"""`ecinn benchmark heatmaps`: what it writes, and what it says when it cannot."""
+"""`ecinn benchmark heatmaps`: the files it writes, and its errors."""
 
 import json
 import sys
@@ -20,12 +20,12 @@ def test_missing_captum_is_one_line_before_anything_is_read(monkeypatch) -> None
 
 
 @pytest.fixture
-def small_command(monkeypatch):
-    model = small_model()
-    monkeypatch.setattr("ecinn.model.load", lambda name, device: model)
+def small_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    small_model().save("some.safetensors")
     data = {"test": random_images(12, 1, 3, 1), "train": random_images(40, 1, 3, 2)}
     monkeypatch.setattr(command, "load_images", lambda name, split, folder: data[split])
-    return ("benchmark", "heatmaps", "--model", "some", "--seed", SEED)
+    return ("benchmark", "heatmaps", "--model", "some.safetensors", "--seed", SEED)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_command_writes_tables_figures_and_a_sheet(small_command, tmp_path) -> N
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_kept_when_the_rest_fails(
+def test_finished_results_are_kept_when_the_rest_fails(
     small_command, monkeypatch, tmp_path
 ) -> None:
     def fail(*_) -> None:
@@ -65,6 +65,7 @@ def test_what_was_measured_is_kept_when_the_rest_fails(
     assert written["complete"] is False
 
 
+@pytest.mark.slow
 def test_command_refuses_in_one_line(small_command, monkeypatch, tmp_path) -> None:
     here = ("--out", tmp_path / "new")
     assert "n must lie between 2 and the 12" in fails(*small_command, "--n", 13, *here)

@@ -31,7 +31,7 @@ def model(weights_seed: int, architecture: Architecture = ARCHITECTURE) -> Check
     return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), names)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data() -> Dataset:
     return load_mnist("train").first(300)
 

@@ -191,6 +191,7 @@ def test_paths_and_targets(address: str) -> None:
     assert second["targets"][0]["path"] is None
 
 
+@pytest.mark.slow
 def test_film_sheet_and_files(address: str, served: ServedModel) -> None:
     body = {"model": "mnist", "image": {"sample": 18}}
     film = post(address, "film", body | {"target": 8})

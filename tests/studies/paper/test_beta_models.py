@@ -170,6 +170,7 @@ def test_a_jury_draws_the_same_pairs_for_every_model(judges: Judges, test_digits
     assert torch.equal(many.q, Jury.assemble(judges, load_mnist("test")).q)
 
 
+@pytest.mark.slow
 def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: Dataset) -> None:
     """One by one: what the model reads as q is left out, the rest is shown to the oracle."""
     trained = load("mnist")
@@ -199,6 +200,7 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     )
 
 
+@pytest.mark.slow
 def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
     trained, random = jury.judge(load("mnist")), jury.judge(Model(model(tiny, 1.0, 0)))
