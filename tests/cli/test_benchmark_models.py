@@ -68,7 +68,7 @@ def test_finished_results_are_kept_when_the_rest_fails(
 @pytest.mark.slow
 def test_command_refuses_in_one_line(small_command, monkeypatch, tmp_path) -> None:
     here = ("--out", tmp_path / "new")
-    assert "n must lie between 2 and the 12" in fails(*small_command, "--n", 13, *here)
+    assert "n must be from 2 to 12" in fails(*small_command, "--n", 13, *here)
     assert "no method is called 'lime'" in fails(*small_command, "--methods", "lime", *here)
     assert "cannot read" in fails(*small_command, "--cnn", tmp_path / "none", *here)
 

@@ -254,10 +254,10 @@ def test_what_is_not_as_asked_is_told() -> None:
     e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7)
     of_q = e.convincing_certificate.verdict.gather(-1, e.q[..., None]).squeeze(-1)
     expected = ((of_q - 0.7).abs() <= TOLERANCE) & e.convincing_certificate.reached
-    assert torch.equal(e.as_asked, expected)
-    assert not e.as_asked.all()
+    assert torch.equal(e.as_requested, expected)
+    assert not e.as_requested.all()
     plain = explain(rotation, rotation.mu_bar, x, "all")
-    assert torch.equal(plain.as_asked, plain.convincing_certificate.reached)
+    assert torch.equal(plain.as_requested, plain.convincing_certificate.reached)
 
 
 def test_plot_of_a_way_backwards_stays_inside(rotation, x) -> None:

@@ -149,7 +149,7 @@ class OptimisationStep:
             self._step()
         with torch.no_grad():
             for name, value in self.state.tensors().items():
-                # The optimisers created their buffers in the first step, as zeros.
+                # Optimiser buffers did not exist before the warm-up steps; they start at zero.
                 value.copy_(before[name]) if name in before else value.zero_()
         self.figures.zero_()
 

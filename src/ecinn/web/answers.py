@@ -78,7 +78,7 @@ def sheet(e: Explanation) -> bytes:
 
 
 def film(e: Explanation) -> bytes:
-    """Draw the path and back as a GIF."""
+    """Draw the path, forwards and backwards, as a GIF."""
     assert e.path is not None
     return pictures.film_bytes(e.path.film(), "gif")
 
@@ -118,7 +118,7 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     if e.confidence is not None and not bool(e.reachable[row, column]):
         highest = percent(float(e.convincing_certificate.posterior[row, column, q]))
         lines.append(f"The highest reachable confidence is {highest}.")
-    elif e.confidence is not None and not bool(e.as_asked[row, column]):
+    elif e.confidence is not None and not bool(e.as_requested[row, column]):
         lines.append(f"The requested confidence was {percent(e.confidence)}.")
     third = int(e.third_class[row, column])
     tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"

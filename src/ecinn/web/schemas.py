@@ -225,7 +225,7 @@ class TargetAnswer(BaseModel):
     )
     reachable: bool = Field(description="True if the requested confidence exists on the path.")
     highest: float | None = Field(description="The highest confidence, if it is not reachable.")
-    as_asked: bool = Field(description="True if the stored image fulfils the request.")
+    as_requested: bool = Field(description="True if the stored image fulfils the request.")
     corrections: int
     passes: int = Field(description="Network evaluations.")
     third_class: str | None = Field(

@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 def run(app: ASGIApp, listening: socket.socket, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then finish the requests in progress."""
     server = uvicorn.Server(configuration(app, settings))
-    # Uvicorn raises the signal again after its shutdown, which is not a failure.
+    # Uvicorn raises the signal again after shutdown: ignore it, so that a stop is no failure.
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = {kind: signal.signal(kind, lambda *_: None) for kind in kinds}
     try:

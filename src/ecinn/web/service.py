@@ -115,7 +115,7 @@ class Service:
         return await self._draw(answers.sheet, request.model, [request.image], *options)
 
     async def film(self, request: schemas.FilmRequest) -> bytes:
-        """Draw the path and back as a GIF."""
+        """Draw the path, forwards and backwards, as a GIF."""
         correct = request.confidence is not None
         options = ([request.target], request.confidence, correct, FILM_FRAMES)
         return await self._draw(answers.film, request.model, [request.image], *options)

@@ -129,7 +129,7 @@ def broken_config(change: str) -> dict:
         ("kind", "BatchNormalization"),
         ("activation", "swish"),
         ("padding", "valid"),
-        ("branch", "decoder does not follow encoder"),
+        ("branch", "layer decoder is not connected to encoder"),
         ("no upsampling", r"\(1, 6, 8\) to \(1, 3, 4\)"),
     ],
 )

@@ -175,7 +175,7 @@ def test_method_that_raises_is_counted_and_the_others_go_on(mnist, judges, compa
     assert "out of luck" in text
 
 
-def test_batch_that_raises_fails_alone(mnist, digits, judges) -> None:
+def test_an_error_in_one_batch_leaves_the_others(mnist, digits, judges) -> None:
     pairs = draw_pairs(mnist, digits, 10, seed=0)
 
     def run(images, q):
@@ -253,7 +253,7 @@ def test_planted_cue_is_judged_by_the_cue(judges) -> None:
     assert elsewhere.frechet == pytest.approx(0, abs=1e-6)
 
 
-def test_judges_are_found_or_asked_for() -> None:
+def test_error_for_missing_judges_names_the_command() -> None:
     assert (
         find_judges(None, "fakemnist").record["seed"] == find_judges("mnist", "x").record["seed"]
     )
@@ -317,7 +317,7 @@ def test_without_matplotlib_only_the_figure_is_missing(tmp_path, monkeypatch) ->
     assert there == [f"counterfactuals-mnist{end}" for end in ("-images.png", ".json", ".md")]
 
 
-def test_nothing_to_draw_is_said(compared) -> None:
+def test_cost_figure_raises_if_nothing_can_be_drawn(compared) -> None:
     result = compared[-1][0]
     with pytest.raises(InputError, match="nothing to draw"):
         cost_figure(replace(result, methods=result.methods[1:2]))

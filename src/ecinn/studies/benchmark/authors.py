@@ -141,7 +141,7 @@ class AuthorsResult:
     ours: Row
     references: tuple[Row, ...]
     target_is_prediction: int
-    """Pairs where our model already predicts q: skipped, and counted as failures of ours."""
+    """Pairs whose target our model already predicts; skipped, and counted as our failures."""
     other_prediction: int
     """Images that our model and the authors' classify differently."""
     curve: tuple[CurvePoint, ...] = ()

@@ -269,7 +269,9 @@ def _chain(layers: list[Any], group: str | None = None) -> Iterator[tuple[str, A
     for before, layer in zip([None, *layers[:-1]], layers, strict=True):
         sources = [node[0][0] for node in layer["inbound_nodes"] if len(node) == 1]
         if before is not None and before["name"] not in sources:
-            raise ValueError(f"{layer['name']} does not follow {before['name']}")
+            raise ValueError(
+                f"layer {layer['name']} is not connected to {before['name']} before it"
+            )
         name = group or layer["name"]
         if layer["class_name"] == "Functional":
             yield from _chain(layer["config"]["layers"], name)

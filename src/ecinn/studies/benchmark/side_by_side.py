@@ -192,7 +192,7 @@ def require_known(names: Sequence[str], known: Sequence[str]) -> None:
 def draw_pairs(model: Model, data: Dataset, n: int, seed: int) -> Pairs:
     """Draw random test images and a uniformly random target for each."""
     if not 2 <= n <= len(data):
-        raise InputError(f"n must lie between 2 and the {len(data)} test images, not at {n}")
+        raise InputError(f"n must be from 2 to {len(data)} (the number of test images), not {n}")
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(len(data), generator=generator)[:n]
     images = data.images[index]

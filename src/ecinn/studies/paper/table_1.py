@@ -38,7 +38,7 @@ class Row:
     source: Source
     beta: float
     bits_per_dim: float | None
-    """Exact, of 8-bit images."""
+    """Exact code length of 8-bit images."""
     bits_per_dim_paper: float | None
     """In the convention of the paper."""
     error: float | None
