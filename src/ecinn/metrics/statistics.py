@@ -125,9 +125,3 @@ def paired_difference_interval(
     return bootstrap_interval(
         a.double() - b.double(), level=level, resamples=resamples, generator=generator
     )
-
-
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """The ends of `wilson`."""
-    interval = wilson(successes, n)
-    return interval.low, interval.high
