@@ -107,7 +107,7 @@ def test_confidence_that_a_third_class_forbids_is_told_with_the_highest() -> Non
     assert corrected.corrections.sum() == 0  # nothing to be had by trying
 
 
-def test_verified_images_are_read_as_was_asked_and_every_try_is_counted() -> None:
+def test_corrected_images_fulfil_the_request_and_every_try_is_counted() -> None:
     """Rounding a strongly stretched rotation disturbs the posterior by more than is tolerated."""
     rotation = BrightRotation(stretch=30.0, seed=3)
     rotation.mu *= 2
@@ -247,7 +247,7 @@ def test_path_ends_at_the_corrected_counterfactual() -> None:
     assert e.passes == 5
 
 
-def test_what_is_not_as_asked_is_told() -> None:
+def test_a_missed_request_is_reported() -> None:
     """Rounding a strongly stretched rotation leaves no 8-bit image near the asked confidence."""
     rotation = BrightRotation(stretch=250.0, seed=3)
     x = rotation.decode(rotation.mu)

@@ -147,15 +147,14 @@ def _select(names: Sequence[str]) -> list["Artefact"]:
 def _faces(celeba: Path | None) -> Path | None:
     """Return the given folder of faces, or one from the usual places, or None."""
     import os
+    from contextlib import nullcontext, suppress
 
     from ecinn.data.celeba import find_folder
 
-    try:
+    given = celeba is not None or os.environ.get("ECINN_CELEBA")
+    with nullcontext() if given else suppress(InputError):
         return find_folder(celeba)
-    except InputError:
-        if celeba is not None or os.environ.get("ECINN_CELEBA"):
-            raise
-        return None
+    return None
 
 
 def _print_list(known: Sequence["Artefact"]) -> None:

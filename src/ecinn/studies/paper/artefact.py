@@ -36,7 +36,6 @@ class Context:
 
     seed: int = 0
     celeba: Path | None = None
-    """Folder of CelebA."""
     inception: Path | None = None
     """Folder of the networks that `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
     beta: Path | None = None

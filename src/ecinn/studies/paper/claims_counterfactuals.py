@@ -46,8 +46,7 @@ POOL = 2000
 
 def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     """Measure all of them on one sample of test digits."""
-    data, judges = context.data("mnist", "test"), load_judges("mnist")
-    model, seed = context.model("mnist"), context.seed
+    (model, data), judges, seed = context.tested("mnist"), load_judges("mnist"), context.seed
     sample = explained_sample(model, data, sizes.digits, seed, context.observe)
     few = min(sizes.few, sizes.digits)
     yield two_evaluations(sample, sizes.timings)
@@ -138,7 +137,7 @@ def nearest_mean(sample: Sample, n: int) -> Measurement:
 def minimal(sample: Sample, n: int) -> Measurement:
     """Divide the way to the boundary along Δ by that along w = μ_q − μ_p, in z and in x."""
     model, (p, q) = sample.model, (sample.p[:n], sample.q[:n])
-    mu, mu_bar = (means.detach().cpu().double() for means in (model.mu, model.mu_bar))
+    mu, mu_bar = (mean.detach().cpu().double() for mean in (model.mu, model.mu_bar))
     first, second = torch.combinations(torch.arange(len(mu))).unbind(1)
     delta = equations.latent_direction(mu_bar, first, second)
     # |α₀|‖Δ‖ over |wᵀz + b| / ‖w‖, in which z cancels.
@@ -235,7 +234,7 @@ def which_alpha(sample: Sample) -> Measurement:
 
 def same_class(sample: Sample) -> Measurement:
     """α₀ for p = q, which is 0/0."""
-    mu, mu_bar = (means.cpu() for means in (sample.model.mu, sample.model.mu_bar))
+    mu, mu_bar = (mean.cpu() for mean in (sample.model.mu, sample.model.mu_bar))
     p = sample.p[:1]
     delta = equations.latent_direction(mu_bar, p, p)
     alpha = float(equations.tipping_point_alpha(torch.zeros_like(delta), delta, mu[p], mu[p]))
@@ -272,11 +271,10 @@ def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
         {family: proportion(read == sample.q) for family, read in judges.verdicts(images).items()}
         for images in (sample.stored, sample.real)
     )
-    wanted = limits("convincing")["share"]
     return Measurement(
         "convincing",
         made,
-        [share_votes(share, wanted) for share in made.values()],
+        [share_votes(share, limits("convincing")["share"]) for share in made.values()],
         rows=[[family, share, real[family]] for family, share in made.items()],
     )
 
@@ -332,11 +330,11 @@ def kept_features(
             feature(images) for images in (sample.images, sample.stored, sample.real)
         )
         real = feature(pool.images)
-        means = torch.stack([real[pool.labels == label].nanmean() for label in classes])
+        by_class = torch.stack([real[pool.labels == label].nanmean() for label in classes])
         features[name] = Kept(
             pearson(before, after, generator, resamples),
             spearman(before, after, generator, resamples),
-            pearson(before - means[sample.p], after - means[sample.q], generator, resamples),
+            pearson(before - by_class[sample.p], after - by_class[sample.q], generator, resamples),
             pearson(before, control, generator, resamples),
             float((after - before).abs().nanmean()),
             float((control - before).abs().nanmean()),

@@ -38,7 +38,7 @@ Latents = Float[Tensor, "classes images dim"]
 def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     """Measure all of them."""
     cue, judges, seed = FAKE_MNIST_CUE, load_judges("mnist"), context.seed
-    model, data = context.model("fakemnist"), context.data("fakemnist", "test")
+    model, data = context.tested("fakemnist")
     sample = explained_sample(model, data, sizes.digits, seed, context.observe)
     yield from (few_class_pixels(cue), only_dots_change(sample, cue, judges, seed))
     yield from (no_dot_at_tipping_points(sample, cue), no_class_without_dot(sample, cue))
@@ -273,11 +273,9 @@ def dependent_parts(
 
 def averages_cancel(context: Context, judges: Judges, images: int, per_class: int) -> Measurement:
     """Measure FakeMNIST, where the digit is independent by construction, and MNIST."""
-    fake, mnist = (context.model(name) for name in ("fakemnist", "mnist"))
-    fake_pairs, mnist_pairs = (
-        draw_pairs(model, context.data(name, "test"), images, context.seed)
-        for name, model in (("fakemnist", fake), ("mnist", mnist))
-    )
+    (fake, fake_data), (mnist, data) = context.tested("fakemnist"), context.tested("mnist")
+    fake_pairs = draw_pairs(fake, fake_data, images, context.seed)
+    mnist_pairs = draw_pairs(mnist, data, images, context.seed)
     done, sizes = counter(context.observe, "averages of latents", 2), (per_class, context.seed)
     training = context.data("fakemnist", "train")
     left = independent_parts(fake, fake_pairs, training, FAKE_MNIST_CUE, judges, *sizes)
