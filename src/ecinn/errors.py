@@ -1,19 +1,19 @@
-"""Errors that say what was wrong and what to do, in one line."""
+"""Errors whose one-line message says what is wrong and what to do."""
 
 
 class EcinnError(Exception):
-    """Something failed inside: a full disk, a training run that diverged."""
+    """An internal failure, such as a full disk or a training run that diverged."""
 
     exit_code = 1
 
 
 class InputError(EcinnError, ValueError):
-    """What was given cannot be used; the message says what to give instead."""
+    """The input cannot be used; the message says what to give instead."""
 
     exit_code = 2
 
 
 class InterruptedRunError(EcinnError):
-    """A person stopped it; the message says how to go on."""
+    """The user stopped a run; the message says how to resume it."""
 
     exit_code = 130

@@ -133,7 +133,7 @@ class Model:
             confidence: the p(q) of the convincing counterfactual, instead of α₁.
             path: also return the path, at these α, or at this many from x to the counterfactual.
             check: let the classifier read the stored 8-bit images: one more evaluation.
-            correct: correct α where the stored image is not read as requested: two more
+            correct: correct α where the stored image is not classified as requested: two more
                 evaluations each time.
             observe: is told how many images are done.
         """

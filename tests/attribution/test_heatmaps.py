@@ -380,6 +380,9 @@ def test_wrong_networks_are_refused(inn, ask, x) -> None:
         heatmaps.__wrapped__(torch.sin, x, P, Q, "deep_lift")
     with pytest.raises(InputError, match=r"eval\(\)"):
         ask(cnn().train(), "deep_lift")
+    with pytest.raises(InputError, match=r"eval\(\)"):
+        ask(ExplainedINN(inn.classifier.train(), inn.mu_bar), "deep_lift")
+    inn.classifier.eval()
     with pytest.raises(InputError, match="scores of shape"):
         ask(nn.Identity().eval(), "deep_lift")
     object.__setattr__(inn, "logit", "cubic")

@@ -135,7 +135,7 @@ def test_a_given_folder_overrides_the_environment(
 def test_attributes_may_be_0_and_1_and_a_face_may_occur_twice(
     tmp_path: Path, bits: Tables
 ) -> None:
-    """Of two files with the same number, the first by name is used."""
+    """If two files have the same number, the first by name is used."""
     folder = write_aligned(tmp_path / "celeba", bits)
     table = folder / "list_attr_celeba.txt"
     table.write_text(table.read_text().replace("-1", "0"))

@@ -1,5 +1,6 @@
 """Image files as people have them: framing, colours, notes and refusals."""
 
+import gc
 import io
 import struct
 import zlib
@@ -175,12 +176,12 @@ def enormous_png(path: Path, side: int) -> None:
     [
         ("missing", "no such file"),
         ("folder", "is a folder"),
-        ("text", "is not an image"),
+        ("text", "not an image"),
         ("empty", "is empty"),
         ("truncated", "is damaged or incomplete"),
         ("huge", "is too large"),
         ("bomb", "is too large"),
-        ("zero", "is not an image"),
+        ("zero", "not an image"),
     ],
 )
 def test_unusable_files_are_refused_in_one_line(kind: str, words: str, tmp_path: Path) -> None:
@@ -208,6 +209,34 @@ def test_unusable_files_are_refused_in_one_line(kind: str, words: str, tmp_path:
     if kind not in ("missing", "folder"):
         with pytest.raises(InputError, match=f"the image.*({words})"):
             read_photograph(path.read_bytes(), DIGIT, digit=True)
+
+
+def test_a_file_is_refused_by_its_header_before_the_rest_is_read(tmp_path: Path) -> None:
+    """Both files are sparse: 64 GB that nothing may read into memory."""
+    for kind, words in (("text", "not an image"), ("huge", "is too large")):
+        path = tmp_path / f"{kind}.png"
+        enormous_png(path, 9_000)
+        with path.open("r+b") as file:
+            file.write(b"hello, world" if kind == "text" else b"")
+            file.truncate(2**36)
+            for source in (path, file):
+                with pytest.raises(InputError, match=words):
+                    read_photograph(source, DIGIT, digit=True)
+            assert not file.closed
+
+
+def test_files_are_closed_unless_the_caller_opened_them(tmp_path: Path) -> None:
+    """Pillow keeps files of several frames open; pytest makes the warning of a leak an error."""
+    frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
+    for kind in ("gif", "tiff"):
+        path = tmp_path / f"film.{kind}"
+        frames[0].save(path, save_all=True, append_images=frames[1:])
+        with path.open("rb") as file:
+            for source in (path, file):
+                photograph = read_photograph(source, (1, 8, 8), digit=False)
+                assert photograph.image.unique().tolist() == [10]
+            assert not file.closed
+        gc.collect()
 
 
 @pytest.mark.parametrize(

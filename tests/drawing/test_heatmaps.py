@@ -6,14 +6,8 @@ import torch
 from PIL import ImageDraw
 from torch import Tensor
 
-from ecinn.drawing.heatmaps import (
-    HeatmapColumn,
-    colour_bar,
-    heatmap_sheet,
-    overlay_array,
-    robust_limit,
-)
-from ecinn.drawing.pictures import ADDED, REMOVED, heatmap_array, image_array
+from ecinn.drawing.heatmaps import HeatmapColumn, colour_bar, heatmap_sheet, overlay_array
+from ecinn.drawing.pictures import ADDED, REMOVED, heatmap_array, image_array, robust_limit
 from ecinn.errors import InputError
 
 SIGNS = ("darker", "lighter")
@@ -102,8 +96,6 @@ def test_sheet_shows_every_map_on_its_own_scale(images, maps) -> None:
     small = sheet(images, [column(maps)])
     assert np.array_equal(small, sheet(images, [column(1000 * maps)]))
     assert not np.array_equal(small, sheet(images, [column(-maps)]))
-    assert not np.array_equal(small, sheet(images, [column(maps)], overlay=True))
-    assert not np.array_equal(small, sheet(images, [column(maps)], percentile=50.0))
 
 
 def test_remarks_warnings_and_long_names_are_drawn(images, maps) -> None:
@@ -124,55 +116,49 @@ def test_remarks_warnings_and_long_names_are_drawn(images, maps) -> None:
 def test_colour_images_and_no_columns(generator) -> None:
     images = torch.randint(256, (1, 3, 200, 100), generator=generator, dtype=torch.uint8)
     maps = torch.randn(images.shape, generator=generator)
-    assert sheet(images, [column(maps)], overlay=True).ndim == 3
+    assert sheet(images, [column(maps)]).ndim == 3
     assert sheet(images, []).ndim == 3
 
 
-def test_what_does_not_fit_is_refused_in_words(images, maps) -> None:
-    with pytest.raises(InputError, match="one map of every image"):
-        sheet(images, [column(maps[:1])])
-    with pytest.raises(InputError, match="a remark for every image"):
-        sheet(images, [column(maps, remarks=("one",))])
-    with pytest.raises(InputError, match="counterfactuals"):
+def test_lists_of_different_lengths_are_refused(images, maps) -> None:
+    for wrong in (column(maps[:1]), column(maps, remarks=("one",))):
+        with pytest.raises(InputError, match="of every image"):
+            sheet(images, [wrong])
+    with pytest.raises(InputError, match="of every image"):
         heatmap_sheet(images, images, [column(maps)], [("3", "8")])
     with pytest.raises(InputError, match="percentile"):
         robust_limit(maps[0], 0.0)
 
 
 def place_of(tile: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
-    """Where a picture, but for its frame, stands in a sheet: its row and column of pixels."""
+    """Return the row and column of pixels at which a picture without its frame is in a sheet."""
     inner = tile[1:-1, 1:-1]
     height, width = inner.shape[:2]
     (rows, columns) = (whole[: -height + 1, : -width + 1] == inner[0, 0]).all(2).nonzero()
-    found = [
+    matches = [
         (int(row), int(column))
         for row, column in zip(rows, columns, strict=True)
         if np.array_equal(whole[row : row + height, column : column + width], inner)
     ]
-    assert len(found) == 1
-    return found[0]
+    assert len(matches) == 1
+    return matches[0]
 
 
-@pytest.mark.parametrize("overlay", [False, True])
 def test_every_picture_is_in_its_place_and_scaled_by_the_percentile(
-    images, maps, generator, overlay
+    images, maps, generator
 ) -> None:
     others = torch.randint(256, images.shape, generator=generator, dtype=torch.uint8)
     columns = [column(maps), column(maps.flip(3).square())]
     classes = [("3", "8"), ("5", "1")]
-    made = heatmap_sheet(
-        images, others, columns, classes, percentile=60.0, overlay=overlay, tile=36
-    )
-    whole, places = np.asarray(made), []
+    whole, places = np.asarray(heatmap_sheet(images, others, columns, classes, tile=36)), []
     for row in range(2):
         pictures = [image_array(images[row]), image_array(others[row])]
-        for each in columns:
-            one = each.maps[row]
-            limit = float(np.percentile(one.abs().numpy(), 60))
-            how = overlay_array(images[row], one, limit) if overlay else heatmap_array(one, limit)
-            pictures.append(how)
-        enlarged = [each.repeat(3, 0).repeat(3, 1) for each in pictures]
-        places.append([place_of(each, whole) for each in enlarged])
+        for method in columns:
+            heatmap = method.maps[row]
+            limit = float(np.percentile(heatmap.double().abs().numpy(), 99.5))
+            pictures.append(heatmap_array(heatmap, limit))
+        enlarged = [picture.repeat(3, 0).repeat(3, 1) for picture in pictures]
+        places.append([place_of(picture, whole) for picture in enlarged])
     for row in places:
         assert len({top for top, _ in row}) == 1
         assert [left for _, left in row] == sorted(left for _, left in places[0])
@@ -191,7 +177,7 @@ def test_an_overlay_has_full_colour_from_the_limit_on(images, maps) -> None:
     assert np.array_equal(faint, overlay_array(image, 3 * heatmap, 150 * largest))
 
 
-def test_words_stand_by_what_they_are_said_of(images, maps, monkeypatch) -> None:
+def test_words_stand_next_to_their_images(images, maps, monkeypatch) -> None:
     written: dict[str, tuple[float, float]] = {}
     bare = ImageDraw.ImageDraw.text
 
@@ -202,12 +188,12 @@ def test_words_stand_by_what_they_are_said_of(images, maps, monkeypatch) -> None
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
     remarks = column(maps, remarks=("3 % off", "300 % off"))
     classes = [("three", "eight"), ("five", "one")]
-    heatmap_sheet(images, images, [remarks], classes, percentile=75.0, tile=60)
+    heatmap_sheet(images, images, [remarks], classes, tile=60)
     (three, eight), (five, one) = ((written[p], written[q]) for p, q in classes)
     first, second = (written[words] for words in remarks.remarks)
     assert three[0] == five[0] < eight[0] == one[0] < first[0] == second[0]
     assert three[1] == eight[1] == first[1] < five[1] == one[1] == second[1]
-    assert any("at its 75th percentile" in words for words in written)
+    assert any("at its 99.5th percentile" in words for words in written)
     written.clear()
     colour_bar(("less", "more"))
     assert written["less"][0] < written["more"][0]

@@ -51,11 +51,11 @@ def test_images_keep_their_values() -> None:
 def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None:
     panel = Panel(np.zeros((8, 8, 3), np.uint8), "to 8")
     sheet = Grid(((panel,),), "Why?", names=(("input", "3"),))
-    words = "Caution: unlike the pictures the model was trained on, for several reasons."
+    words = "Caution: out of the distribution of the training images, for several reasons."
     bare, warned = draw(sheet), draw(dataclasses.replace(sheet, caution=words))
     assert warned.width == bare.width
     assert warned.height > bare.height
-    # What is below has only moved down.
+    # Everything below has only moved down.
     rest = bare.crop((0, 54, bare.width, bare.height))
     below = warned.crop((0, warned.height - rest.height, warned.width, warned.height))
     assert below.tobytes() == rest.tobytes()
@@ -75,5 +75,5 @@ def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None
         (1.0, "> 99.9 %"),
     ],
 )
-def test_what_is_not_certain_is_never_said_to_be(share: float, words: str) -> None:
+def test_percentages_are_not_rounded_to_certainty(share: float, words: str) -> None:
     assert percent(share) == words

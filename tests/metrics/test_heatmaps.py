@@ -278,7 +278,7 @@ def test_high_frequency_share_by_scipys_transform(shape, maps) -> None:
     [(7, 0, 0.0), (8, 0, 1.0), (0, 7, 0.0), (0, -8, 1.0), (5, 5, 1.0), (5, 4, 0.0), (14, 0, 1.0)],
 )
 def test_a_grating_counts_as_high_above_half_of_nyquist(down, across, share) -> None:
-    """Of 28 pixels 7 cycles are half of Nyquist, in any direction: 5² + 5² is above 7²."""
+    """Half of Nyquist is 7 cycles in 28 pixels, in any direction: 5² + 5² is above 7²."""
     place = torch.arange(28).double()
     phase = down * place[:, None] + across * place
     grating = (2 * math.pi * phase / 28 + 0.4).cos()[None, None]

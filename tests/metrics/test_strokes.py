@@ -116,8 +116,8 @@ def test_box_is_as_high_and_as_broad_as_what_was_drawn(height, width) -> None:
     assert strokes.ink_mass(bar).item() == pytest.approx(height * width, rel=0.01)
 
 
-def test_where_it_lies_and_how_bright_it_is_do_not_matter(generator) -> None:
-    """Of all but the mass; which follows the brightness."""
+def test_place_and_brightness_do_not_matter(generator) -> None:
+    """Only the mass depends on the brightness."""
     images = torch.zeros((2, 1, 40, 40), dtype=torch.uint8)
     images[0, 0, 4:32, 4:32] = load_mnist("test").images[5, 0] // 2 * 2
     images[1, 0, 9:37, 2:30] = images[0, 0, 4:32, 4:32] // 2

@@ -130,7 +130,9 @@ def gradient_shap(comparison: Comparison, noise: float, generator: torch.Generat
 def class_scores(
     network: nn.Module, images: Images, batch_size: int
 ) -> Float[Tensor, "batch classes"]:
-    """Return the network's output, if it is a score of every class."""
+    """Return the network's output, if it is in evaluation mode and scores every class."""
+    if any(module.training for module in network.modules()):
+        raise InputError("the network is in training mode: call its eval() first")
     with torch.no_grad():
         scores = torch.cat([network(part) for part in images.split(batch_size)])
     if scores.ndim != 2:

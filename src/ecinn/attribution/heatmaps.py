@@ -10,14 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn import equations
-from ecinn.attribution.gradients import (
-    Comparison,
-    class_scores,
-    deep_lift,
-    gradient_shap,
-    integrated_gradients,
-    require_classes,
-)
+from ecinn.attribution import gradients
 from ecinn.attribution.scores import ExplainedINN, PairScore
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.errors import InputError
@@ -54,12 +47,8 @@ class HeatmapSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.steps < 1 or self.samples < 1:
-            raise InputError("steps and samples must be 1 or more")
-        if self.baselines < 2:
-            raise InputError("SHAP methods need 2 baselines or more; use deep_lift for one")
-        if not self.noise >= 0:
-            raise InputError(f"noise must be 0 or more, not {self.noise}")
+        if min(self.steps, self.samples) < 1 or self.baselines < 2 or not self.noise >= 0:
+            raise InputError("steps and samples are at least 1, baselines 2 and noise 0")
 
 
 DEFAULTS = HeatmapSettings()
@@ -132,15 +121,13 @@ def attribute(
         target = model.targets(target)
         if p is None:
             p = model.predict(x).argmax(1)
-    else:
-        explained = model
-        _require_network(model)
-        if not isinstance(images, Tensor) or not isinstance(baselines, Tensor | None):
-            raise InputError("only models of ecinn.load take other images than a tensor of pixels")
-        x, compared = images, baselines
+    elif isinstance(images, Tensor) and isinstance(baselines, Tensor | None):
+        explained, x, compared = _require_network(model), images, baselines
         _require_pixels(x)
         if p is None:
-            p = class_scores(model, x, BATCH_SIZE).argmax(1)
+            p = gradients.class_scores(explained, x, BATCH_SIZE).argmax(1)
+    else:
+        raise InputError("only models of ecinn.load take other images than a tensor of pixels")
     if isinstance(target, str):
         raise InputError(f"give the number of a target class, not {target!r}")
     labels = [torch.as_tensor(given, device=x.device) for given in (p, target)]
@@ -166,16 +153,14 @@ def heatmaps(
     generator: torch.Generator | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Heatmaps:
-    """Attribute the decision for p and against q, given for every image, to its pixels.
+    """Attribute as `attribute` does, for given p and q of every image.
 
     DeepLift has rules only for non-linearities that are modules (`nn.ReLU`, not `F.relu`), each
     used once; elsewhere it takes the plain gradient. `convergence_delta` shows the difference.
 
     Args:
-        explained: an INN, or any network from pixels in [0, 1] to class scores.
         baseline: reference of Integrated Gradients and DeepLift; black by default.
         baselines: training images that the SHAP methods draw from.
-        generator: source of random draws; by default seeded with 0, so that maps are repeatable.
         batch_size: images that go through the network with gradients at once, baselines included.
     """
     if method not in METHODS:
@@ -183,40 +168,43 @@ def heatmaps(
     if batch_size < 2:
         raise InputError(f"batch_size must be 2 or more, not {batch_size}")
     _require_pairs(x, p, q)
-    # An INN runs in exact arithmetic; other networks run as they always do.
-    arithmetic: contextlib.AbstractContextManager[None]
     if isinstance(explained, ExplainedINN):
         shape = tuple(explained.classifier.image_shape)
         if x.shape[1:] != shape:
             raise InputError(f"this model reads images of shape {shape}, not {tuple(x.shape[1:])}")
         if method == "ecinn":
             return ecinn_heatmaps(explained.classifier, explained.mu_bar, x, p, q)
-        _require_evaluation_mode(explained.classifier)
-        score, arithmetic = explained.score, exact_convolutions()
+        score = explained.score
     else:
-        _require_network(explained)
-        score, arithmetic = PairScore(explained), contextlib.nullcontext()
+        score = PairScore(_require_network(explained))
         if method == "ecinn":
             raise InputError("ECINN needs an invertible network: choose another method")
     generator = generator or torch.Generator().manual_seed(0)
     chosen = _baselines(x, method, baseline, baselines, settings.baselines, generator)
+    # An INN runs in exact arithmetic; other networks run as they always do.
+    inn = isinstance(explained, ExplainedINN)
     # Copies made outside the caller's inference mode can take part in gradients.
-    with arithmetic, torch.inference_mode(mode=False), torch.enable_grad():
+    with (
+        exact_convolutions() if inn else contextlib.nullcontext(),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+    ):
         x, p, q, chosen = (t.detach().clone() for t in (x, p.long(), q.long(), chosen))
         index = torch.arange(len(chosen), device=x.device).expand(len(x), -1)
         if method == "gradient_shap":
             shape, device = (len(x), settings.samples), generator.device
             index = torch.randint(len(chosen), shape, generator=generator, device=device).to(p)
-        comparison = Comparison(score, x, p, q, chosen, index, batch_size)
+        comparison = gradients.Comparison(score, x, p, q, chosen, index, batch_size)
         change = comparison.output_change()  # first, because it checks the network
         if method == "integrated_gradients":
-            maps, passes = integrated_gradients(comparison, settings.steps), 2 * settings.steps
+            maps = gradients.integrated_gradients(comparison, settings.steps)
+            passes = 2 * settings.steps
         elif method == "gradient_shap":
-            maps = gradient_shap(comparison, settings.noise, generator)
+            maps = gradients.gradient_shap(comparison, settings.noise, generator)
             passes = 2 * settings.samples
         else:
             # Forward and backward, both of x and of its baseline.
-            maps, passes = deep_lift(comparison), 4 * index.shape[1]
+            maps, passes = gradients.deep_lift(comparison), 4 * index.shape[1]
     return Heatmaps(method, maps.detach(), change, passes)
 
 
@@ -229,7 +217,7 @@ def ecinn_heatmaps(
 ) -> Heatmaps:
     """Eq. 4 at α₁: h(x, q) = f⁻¹(f(x) + α₁Δ) − x, one encode and one decode."""
     _require_pairs(x, p, q)
-    require_classes(len(classifier.mu), p, q)
+    gradients.require_classes(len(classifier.mu), p, q)
     with exact_convolutions(), torch.no_grad():
         z, _ = classifier.encode_with_log_det(x)
         x_hat = classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
@@ -257,17 +245,13 @@ def _baselines(
     return chosen.to(x)
 
 
-def _require_network(network: object) -> None:
-    if isinstance(network, GenerativeClassifier):
-        raise InputError("an INN needs its class means: use ecinn.load(…), or ExplainedINN(…)")
-    if not isinstance(network, nn.Module):
-        raise InputError("give the result of ecinn.load, or a torch.nn.Module of class scores")
-    _require_evaluation_mode(network)
-
-
-def _require_evaluation_mode(network: nn.Module) -> None:
-    if any(module.training for module in network.modules()):
-        raise InputError("the network is in training mode: call its eval() first")
+def _require_network(network: object) -> nn.Module:
+    if isinstance(network, nn.Module) and not isinstance(network, GenerativeClassifier):
+        return network
+    raise InputError(
+        "give the result of ecinn.load, an ExplainedINN with class means, or a torch.nn.Module "
+        "of class scores"
+    )
 
 
 def _require_pixels(x: Tensor) -> None:

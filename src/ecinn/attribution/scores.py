@@ -25,6 +25,7 @@ class FlowLogits(nn.Module):
         super().__init__()
         self.classifier = classifier
         self.logit = logit
+        self.training = classifier.training
 
     def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
         """Score every class."""

@@ -58,10 +58,10 @@ def _affine_matrices(signed: Tensor, settings: Augmentation, height: int, width:
     angle = math.radians(settings.rotate) * signed[:, 0]
     scale_x, scale_y = (settings.scale * signed[:, 1:3]).exp().unbind(1)
     shear = settings.shear * signed[:, 3]
-    shift = settings.shift * signed[:, 4:6]
+    limit = settings.shift
+    shift = limit * signed[:, 4:6]
     if settings.whole_pixels:
         # All whole numbers of the range are equally likely.
-        limit = settings.shift
         shift = ((2 * limit + 1) / 2 * signed[:, 4:6]).round().clamp(-limit, limit)
     shift_x, shift_y = 2 * shift[:, 0] / width, 2 * shift[:, 1] / height
     cos, sin = angle.cos(), angle.sin()
@@ -93,7 +93,5 @@ def misplace(images: StoredImages, generator: torch.Generator) -> StoredImages:
 def _shift(images: StoredImages, axis: int, pixels: int) -> StoredImages:
     """Move images along an axis and fill the gap with the mirrored edge."""
     side = images.shape[axis]
-    source = torch.arange(side, device=images.device) - pixels
-    source = torch.where(source < 0, -1 - source, source)
-    source = torch.where(source >= side, 2 * side - 1 - source, source)
-    return images.index_select(axis, source)
+    source = (torch.arange(side, device=images.device) - pixels) % (2 * side)
+    return images.index_select(axis, torch.minimum(source, 2 * side - 1 - source))

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ _IRREGULAR = {
     "Mouth_Slightly_Open": ("mouth not open", "mouth slightly open"),
     "No_Beard": ("beard", "no beard"),
 }
-_DEFAULT_FOLDERS = (Path("celeba"), Path("data") / "celeba")
 _HELP = (
     "expected are img_align_celeba/ or img_align_celeba.zip, list_attr_celeba.txt and "
     "list_eval_partition.txt of CelebA (mmlab.ie.cuhk.edu.hk/projects/CelebA.html), or "
@@ -40,8 +40,8 @@ _HELP = (
     "CelebAMask-HQ (github.com/switchablenorms/CelebAMask-HQ); "
     "set the folder with --celeba DIR or ECINN_CELEBA"
 )
-_LAST_TRAINING_IMAGE, _LAST_VALIDATION_IMAGE = 162_770, 182_637
-"""Numbers of the file names at which CelebA's official partition changes."""
+_LAST_OF_SPLIT = (162_770, 182_637)
+"""Numbers of the last training and the last validation image in CelebA's official partition."""
 _SUBFOLDERS = ("", "Img", "Anno", "Eval")
 """CelebA's own download sorts its files into these; most people take them out."""
 _BITS = {"1": 1, "-1": 0, "0": 0}
@@ -95,7 +95,13 @@ def class_names(attribute: str) -> tuple[str, str]:
     ('not wearing lipstick', 'wearing lipstick')
     """
     if attribute not in ATTRIBUTES:
-        raise InputError(f"CelebA has no attribute {attribute!r}; {_suggestion(attribute)}")
+        known = {name.lower(): name for name in ATTRIBUTES}
+        wanted = attribute.lower().replace(" ", "_")
+        close = [known[name] for name in difflib.get_close_matches(wanted, known, cutoff=0.5)]
+        advice = f"did you mean {' or '.join(close)}?"
+        if not close:
+            advice = f"choose one of {', '.join(ATTRIBUTES)}"
+        raise InputError(f"CelebA has no attribute {attribute!r}; {advice}")
     if attribute in _IRREGULAR:
         return _IRREGULAR[attribute]
     words = attribute.replace("_", " ").lower()
@@ -103,27 +109,16 @@ def class_names(attribute: str) -> tuple[str, str]:
     return (f"not {words}" if adjective else f"no {words}", words)
 
 
-def _suggestion(attribute: str) -> str:
-    known = {name.lower(): name for name in ATTRIBUTES}
-    wanted = attribute.lower().replace(" ", "_")
-    if close := difflib.get_close_matches(wanted, known, cutoff=0.5):
-        return f"did you mean {' or '.join(known[name] for name in close)}?"
-    return f"choose one of {', '.join(ATTRIBUTES)}"
-
-
 def find_folder(folder: Path | None) -> Path:
     """Return the given folder, else that of ECINN_CELEBA, else the first default that exists."""
-    if folder is None and (variable := os.environ.get("ECINN_CELEBA")):
-        folder = Path(variable)
-    if folder is not None:
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}: {_HELP}")
-        return folder
-    for default in _DEFAULT_FOLDERS:
-        if default.is_dir():
-            return default
-    defaults = " or ".join(f"./{default.as_posix()}" for default in _DEFAULT_FOLDERS)
-    raise InputError(f"CelebA is not in {defaults}: {_HELP}")
+    given = folder or os.environ.get("ECINN_CELEBA")
+    for candidate in (given,) if given else ("celeba", "data/celeba"):
+        if Path(candidate).is_dir():
+            return Path(candidate)
+    problem = (
+        f"there is no folder {given}" if given else "CelebA is not in ./celeba or ./data/celeba"
+    )
+    raise InputError(f"{problem}: {_HELP}")
 
 
 def read_files(folder: Path) -> CelebAFiles:
@@ -132,14 +127,14 @@ def read_files(folder: Path) -> CelebAFiles:
         images = _require(folder, "CelebA-HQ-img")
         table = _require(folder, "CelebAMask-HQ-attribute-anno.txt")
         splits = _require(folder, "CelebA-HQ-to-CelebA-mapping.txt")
-        partition = _read_mapping(splits)
+        partition = _read_splits(splits, columns=3)
     else:
         images = _require(folder, "img_align_celeba", "img_align_celeba.zip")
         if (nested := images / "img_align_celeba").is_dir():  # as in Kaggle's copy
             images = nested
         table = _require(folder, "list_attr_celeba.txt", "list_attr_celeba.csv")
         splits = _require(folder, "list_eval_partition.txt", "list_eval_partition.csv")
-        partition = _read_partition(splits)
+        partition = _read_splits(splits, columns=2)
     names = {_face_number(name): name for name in reversed(image_names(images))}
     rows = [(face, bits) for face, bits in _read_attributes(table) if face in names]
     if not rows:
@@ -170,7 +165,8 @@ def _read_attributes(path: Path) -> Iterator[tuple[str, list[int]]]:
     columns = [header.index(attribute) + 1 for attribute in ATTRIBUTES]
     rows = 0
     for line, fields in lines:
-        _require_columns(path, line, fields, 1 + len(ATTRIBUTES))
+        if len(fields) != 1 + len(ATTRIBUTES):
+            raise _fault(path, line, f"has {len(fields)} columns instead of {1 + len(ATTRIBUTES)}")
         try:
             bits = [_BITS[fields[column]] for column in columns]
         except KeyError as error:
@@ -184,35 +180,25 @@ def _read_attributes(path: Path) -> Iterator[tuple[str, list[int]]]:
         )
 
 
-def _read_partition(path: Path) -> Mapping[str, int]:
-    """Read list_eval_partition: the image's name and 0, 1 or 2."""
-    partition = {}
-    for line, fields in _read_lines(path):
-        if fields[0] == "image_id":
-            continue
-        _require_columns(path, line, fields, 2)
-        if fields[1] not in ("0", "1", "2"):
-            raise _fault(path, line, f"the split is 0, 1 or 2, not {fields[1]!r}")
-        partition[_face_number(fields[0])] = int(fields[1])
-    return partition
+def _read_splits(path: Path, columns: int) -> Mapping[str, int]:
+    """Read the split of every face: 0 training, 1 validation, 2 test.
 
-
-def _read_mapping(path: Path) -> Mapping[str, int]:
-    """Read the columns idx, orig_idx, orig_file of CelebA-HQ: the split of the original image.
-
-    The number in orig_file counts, which begins at 1; orig_idx is one less.
+    Two columns, of CelebA: name and split. Three columns, of CelebA-HQ: idx, orig_idx and
+    orig_file, whose number determines the split (it begins at 1; orig_idx is one less).
     """
     partition = {}
     for line, fields in _read_lines(path):
-        if fields[0] == "idx":
+        if fields[0] in ("image_id", "idx"):
             continue
-        _require_columns(path, line, fields, 3)
-        original = _face_number(fields[2])
-        if not original.isdigit():
-            raise _fault(path, line, f"{fields[2]!r} is not an image of CelebA")
-        after_training = int(original) > _LAST_TRAINING_IMAGE
-        after_validation = int(original) > _LAST_VALIDATION_IMAGE
-        partition[_face_number(fields[0])] = after_training + after_validation
+        if len(fields) != columns:
+            raise _fault(path, line, f"has {len(fields)} columns instead of {columns}")
+        if columns == 2 and fields[1] not in ("0", "1", "2"):
+            raise _fault(path, line, f"the split is 0, 1 or 2, not {fields[1]!r}")
+        number = _face_number(fields[-1])
+        if not number.isdigit():
+            raise _fault(path, line, f"{fields[-1]!r} is not an image of CelebA")
+        split = int(number) if columns == 2 else bisect_left(_LAST_OF_SPLIT, int(number))
+        partition[_face_number(fields[0])] = split
     return partition
 
 
@@ -225,11 +211,6 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield number, fields
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a readable text file ({error}): fetch it again") from None
-
-
-def _require_columns(path: Path, line: int, fields: list[str], columns: int) -> None:
-    if len(fields) != columns:
-        raise _fault(path, line, f"has {len(fields)} columns instead of {columns}")
 
 
 def _fault(path: Path, line: int, problem: str) -> InputError:

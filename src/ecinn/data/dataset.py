@@ -1,12 +1,10 @@
-"""A labelled set of 8-bit images, and the registry of datasets known by name.
+"""A labelled set of 8-bit images, and datasets by name.
 
-To add a dataset, write a loader (`mnist.py` is the shortest) and register it in `DATASETS`.
+To add a dataset, write a loader (`mnist.py` is the shortest) and call it in `load_dataset`.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from jaxtyping import UInt8
@@ -17,8 +15,6 @@ from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, ignore
 
 Split = Literal["train", "validation", "test"]
-Loader = Callable[[str, Split, Path | None, Observer], "Dataset"]
-"""Loads a split, given what follows the slash in the dataset's name, and a folder."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +41,8 @@ class Dataset:
         return replace(self, images=self.images[:n], labels=self.labels[:n], attributes=attributes)
 
 
-def _mnist(variant: str, split: Split, folder: Path | None, observe: Observer) -> Dataset:
-    from ecinn.data.mnist import load_mnist
-
-    return load_mnist(split)
-
-
-def _fake_mnist(variant: str, split: Split, folder: Path | None, observe: Observer) -> Dataset:
-    from ecinn.data.planted import load_fake_mnist
-
-    return load_fake_mnist(split)
-
-
-def _celeba(attribute: str, split: Split, folder: Path | None, observe: Observer) -> Dataset:
-    from ecinn.data.celeba import load_celeba
-
-    return load_celeba(attribute, split, folder, observe=observe)
-
-
-DATASETS: Mapping[str, Loader] = MappingProxyType(
-    {"mnist": _mnist, "fakemnist": _fake_mnist, "celeba/ATTRIBUTE": _celeba}
-)
-"""Every dataset that `load_dataset` knows; a word in capitals stands for any of its variants."""
+DATASETS = ("mnist", "fakemnist", "celeba/ATTRIBUTE")
+"""Names that `load_dataset` knows; a word in capitals stands for any of its variants."""
 
 
 def load_dataset(
@@ -78,10 +54,20 @@ def load_dataset(
         folder: the folder of CelebA or CelebA-HQ; the digits ship with the package.
         observe: called while images are decoded, which happens once.
     """
+    # Loaders import this module, so they are imported here.
     if split not in get_args(Split):
         raise InputError(f"split is one of {', '.join(get_args(Split))}, not {split!r}")
-    base, slash, variant = name.partition("/")
-    loader = DATASETS.get(f"{base}/ATTRIBUTE" if slash else base)
-    if loader is None:
-        raise InputError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")
-    return loader(variant, split, None if folder is None else Path(folder), observe)
+    if name == "mnist":
+        from ecinn.data.mnist import load_mnist
+
+        return load_mnist(split)
+    if name == "fakemnist":
+        from ecinn.data.planted import load_fake_mnist
+
+        return load_fake_mnist(split)
+    if name.startswith("celeba/"):
+        from ecinn.data.celeba import load_celeba
+
+        attribute = name.removeprefix("celeba/")
+        return load_celeba(attribute, split, Path(folder) if folder else None, observe=observe)
+    raise InputError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")

@@ -27,7 +27,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 CHUNK_SIZE = 64
 """Images that a thread decodes before it reports progress."""
 _FORMAT = "ecinn-images-1"
-_CHANNELS = 3
+_DECODING_ERRORS = (
+    OSError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,6 @@ def decode_images(
     rows: Sequence[int],
     size: tuple[int, int],
     observe: Observer = ignore,
-    *,
-    chunk_size: int = CHUNK_SIZE,
 ) -> UInt8[Tensor, "batch 3 height width"]:
     """Return the images of these rows at height × width, from the cache if possible.
 
@@ -76,15 +77,15 @@ def decode_images(
     if min(size) < 1:
         raise InputError(f"an image of {size[0]}×{size[1]} has no pixels: give a larger size")
     path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint()}.npy"
-    shape = (len(files.names), _CHANNELS, *size)
+    shape = (len(files.names), 3, *size)
     cached = _read_cache(path, shape)
-    if cached is None and _write_cache(path, files, shape, observe, chunk_size):
+    if cached is None and _write_cache(path, files, shape, observe):
         cached = _read_cache(path, shape)
     if cached is not None:
         return torch.from_numpy(cached[np.asarray(rows, dtype=np.int64)])
     selection = ImageFiles(files.path, tuple(files.names[row] for row in rows))
     images = np.empty((len(rows), *shape[1:]), np.uint8)
-    _decode_all(images, selection, observe, chunk_size)
+    _decode_all(images, selection, observe)
     return torch.from_numpy(images)
 
 
@@ -114,22 +115,24 @@ def _read_cache(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     return array if usable else None
 
 
-def _write_cache(
-    path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Observer, chunk_size: int
-) -> bool:
+def _write_cache(path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Observer) -> bool:
     """Decode all files into a temporary file and rename it; False if it cannot be written."""
     temporary = None
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".images-", suffix=".npy")
-            os.close(handle)
-            temporary = Path(name)
+            with tempfile.NamedTemporaryFile(
+                dir=path.parent, prefix=".images-", delete=False
+            ) as file:
+                temporary = Path(file.name)
             array = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
-            _reserve(temporary)
+            if hasattr(os, "posix_fallocate"):
+                # A full disk later would kill the process, which maps the file into memory.
+                with temporary.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
         except (OSError, RuntimeError):
             return False
-        _decode_all(array, files, observe, chunk_size)
+        _decode_all(array, files, observe)
         try:
             array.flush()
             del array
@@ -143,16 +146,7 @@ def _write_cache(
             temporary.unlink(missing_ok=True)
 
 
-def _reserve(path: Path) -> None:
-    """Allocate the disk space now: a full disk later would kill the process that maps the file."""
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def _decode_all(
-    array: NDArray[np.uint8], files: ImageFiles, observe: Observer, chunk_size: int
-) -> None:
+def _decode_all(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) -> None:
     """Decode on all cores: Pillow releases the interpreter lock while it decodes and resizes."""
     total, size = len(files.names), (array.shape[2], array.shape[3])
     report = counter(observe, "decoding images", total)
@@ -161,33 +155,25 @@ def _decode_all(
     with _reader(files.path) as read:
 
         def decode_chunk(start: int) -> int:
-            stop = min(start + chunk_size, total)
+            stop = min(start + CHUNK_SIZE, total)
             for row in range(start, stop):
-                array[row] = _decode(files.path, files.names[row], read, size)
+                try:
+                    with Image.open(io.BytesIO(read(files.names[row]))) as picture:
+                        array[row] = fit(picture, size)
+                except _DECODING_ERRORS as error:
+                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    raise InputError(
+                        f"{files.path / files.names[row]} cannot be decoded ({reason}): "
+                        "fetch it again, or remove it"
+                    ) from error
             return stop
 
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
         try:
-            for done in pool.map(decode_chunk, range(0, total, chunk_size)):
+            for done in pool.map(decode_chunk, range(0, total, CHUNK_SIZE)):
                 report(done)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _decode(
-    path: Path, name: str, read: Callable[[str], bytes], size: tuple[int, int]
-) -> NDArray[np.uint8]:
-    try:
-        with Image.open(io.BytesIO(read(name))) as picture:
-            return fit(picture, size)
-    except (
-        OSError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-        Image.DecompressionBombError,
-    ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path / name} cannot be decoded ({reason}): fetch it again, or remove it"
-        ) from error
 
 
 @contextmanager

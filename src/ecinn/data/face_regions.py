@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from ecinn.errors import InputError
@@ -41,33 +41,19 @@ REGION_NAMES = (*FACE_REGIONS, "face", "background")
 
 def region_mask(name: str, height: int, width: int) -> Bool[Tensor, "height width"]:
     """Select the pixels whose centres lie in the region; "background" is all outside the face."""
-    row, column = _centres(height)[:, None], _centres(width)[None, :]
+    if name not in REGION_NAMES:
+        raise InputError(f"there is no region {name!r}; choose one of {', '.join(REGION_NAMES)}")
+    # (i + ½) / n for every pixel i of n.
+    centres = [(torch.arange(n, dtype=torch.float64) + 0.5) / n for n in (height, width)]
+    row, column = centres[0][:, None], centres[1]
     if name in FACE_REGIONS:
-        boxes = [_in_box(row, column, box) for box in FACE_REGIONS[name]]
-        return torch.stack(boxes).any(0)
-    if name == "face":
-        return _in_oval(row, column, FACE)
-    if name == "background":
-        return ~_in_oval(row, column, FACE)
-    raise InputError(f"there is no region {name!r}; choose one of {', '.join(REGION_NAMES)}")
-
-
-def _centres(pixels: int) -> Float[Tensor, " pixels"]:
-    """(i + ½) / n for every pixel i of n."""
-    return (torch.arange(pixels, dtype=torch.float64) + 0.5) / pixels
-
-
-def _in_box(
-    row: Float[Tensor, "height 1"], column: Float[Tensor, "1 width"], box: Box
-) -> Bool[Tensor, "height width"]:
-    inside = (row >= box.top) & (row < box.bottom)
-    return inside & (column >= box.left) & (column < box.right)
-
-
-def _in_oval(
-    row: Float[Tensor, "height 1"], column: Float[Tensor, "1 width"], box: Box
-) -> Bool[Tensor, "height width"]:
-    """(y/½height)² + (x/½width)² < 1, with y and x measured from the centre of the box."""
-    vertical = (2 * row - box.top - box.bottom) / (box.bottom - box.top)
-    horizontal = (2 * column - box.left - box.right) / (box.right - box.left)
-    return vertical.square() + horizontal.square() < 1
+        mask = torch.zeros(height, width, dtype=torch.bool)
+        for box in FACE_REGIONS[name]:
+            inside = (row >= box.top) & (row < box.bottom)
+            mask |= inside & (column >= box.left) & (column < box.right)
+        return mask
+    # An oval: (y/½height)² + (x/½width)² < 1, measured from the centre of the box.
+    vertical = (2 * row - FACE.top - FACE.bottom) / (FACE.bottom - FACE.top)
+    horizontal = (2 * column - FACE.left - FACE.right) / (FACE.right - FACE.left)
+    face = vertical.square() + horizontal.square() < 1
+    return face if name == "face" else ~face

@@ -2,8 +2,10 @@
 
 import io
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,11 +40,7 @@ def read_photograph(source: Source, shape: tuple[int, int, int], *, digit: bool)
     """
     channels, height, width = shape
     notes: list[str] = []
-    picture = _open(source, notes)
-    upright = ImageOps.exif_transpose(picture)
-    if upright.size != picture.size or upright.tobytes() != picture.tobytes():
-        notes.append("rotated upright according to its EXIF data")
-    flat = _flatten(upright, notes)
+    flat = _flatten(_open(source, notes), notes)
     if channels == 1 and flat.mode == "RGB":
         notes.append("converted from colour to grey")
     if channels == 3 and flat.mode == "L":
@@ -59,56 +57,57 @@ def read_photograph(source: Source, shape: tuple[int, int, int], *, digit: bool)
 
 
 def _open(source: object, notes: list[str]) -> Image.Image:
-    """Decode the first frame of an image, unless it has no pixels or too many."""
+    """Decode the first frame and turn it upright, unless it has no pixels or too many."""
     name = str(source) if isinstance(source, str | Path) else "the image"
     limit = f"the limit is {MAX_PIXELS // 1_000_000} million): make it smaller first"
     try:
-        with warnings.catch_warnings():
-            # Pillow warns at a limit of its own; ours is checked here, before decoding.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            if isinstance(source, Image.Image):
-                picture = source
-            elif data := _read(source):
-                picture = Image.open(io.BytesIO(data))
-            else:
-                raise InputError(f"{name} is empty: save it again")
-        size = f"{picture.width}×{picture.height}"
-        if 0 in picture.size:
-            raise InputError(f"{name} has no pixels ({size})")
-        if picture.width * picture.height > MAX_PIXELS:
-            raise InputError(f"{name} is too large ({size} pixels, {limit}")
-        picture.load()
-        # A Pillow image is at the frame that the caller chose.
-        frames = 1 if picture is source else getattr(picture, "n_frames", 1)
+        with _read_header(source) as picture:
+            size = f"{picture.width}×{picture.height}"
+            if 0 in picture.size:
+                raise InputError(f"{name} has no pixels ({size})")
+            if picture.width * picture.height > MAX_PIXELS:
+                raise InputError(f"{name} is too large ({size} pixels, {limit}")
+            picture.load()
+            # A Pillow image is at the frame that the caller chose; phones store previews as MPO.
+            single = picture is source or picture.format == "MPO"
+            upright = ImageOps.exif_transpose(picture)
+            rotated = upright.size != picture.size or upright.tobytes() != picture.tobytes()
+            if not single and (frames := getattr(picture, "n_frames", 1)) > 1:
+                notes.append(f"only the first of {frames} frames was used")
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a folder: name the image files in it") from None
     except Image.DecompressionBombError:
         raise InputError(f"{name} is too large (far too many pixels, {limit}") from None
     except UnidentifiedImageError:
-        raise InputError(f"{name} is not an image file: give a PNG, JPEG or similar") from None
+        raise InputError(f"{name} is empty or not an image: give a PNG, JPEG or similar") from None
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise InputError(f"{name} is damaged or incomplete ({error}): save it again") from None
-    if frames > 1 and picture.format != "MPO":  # phones store previews as further frames
-        notes.append(f"only the first of {frames} frames was used")
-    return picture
+        # Errors of the operating system have a number, those of decoders have none.
+        system = getattr(error, "errno", None) is not None
+        problem = "cannot be read" if system else "is damaged or incomplete"
+        raise InputError(f"{name} {problem} ({error}): save it again") from None
+    if rotated:
+        notes.append("rotated upright according to its EXIF data")
+    return upright
 
 
-def _read(source: object) -> bytes:
-    """Return the contents of a path or of a file object."""
-    if isinstance(source, str | Path):
-        try:
-            return Path(source).read_bytes()
-        except FileNotFoundError:
-            raise InputError(f"{source}: no such file") from None
-        except IsADirectoryError:
-            raise InputError(f"{source} is a folder: name the image files in it") from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{source} cannot be read ({error})") from None
-    data = source if isinstance(source, bytes) or not hasattr(source, "read") else source.read()
-    if not isinstance(data, bytes):
-        kinds = "a path, bytes, a file opened in binary mode, a Pillow image or an array"
-        raise InputError(f"an image is {kinds}, not {type(data).__name__}")
-    return data
+def _read_header(source: object) -> AbstractContextManager[Image.Image]:
+    """Open an image without decoding it; it closes its file unless the caller opened it."""
+    if isinstance(source, Image.Image):
+        return nullcontext(source)
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    if not isinstance(file, str | Path):
+        content = file.read(0) if hasattr(file, "read") else file
+        if not isinstance(content, bytes):
+            kinds = "a path, bytes, a file opened in binary mode, a Pillow image or an array"
+            raise InputError(f"an image is {kinds}, not {type(content).__name__}")
+    with warnings.catch_warnings():
+        # Pillow warns at a limit of its own; ours is checked before decoding.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(file)
 
 
 def _flatten(picture: Image.Image, notes: list[str]) -> Image.Image:

@@ -1,5 +1,6 @@
 """Images whose class is planted at a known place: ground truth to test explanations on."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -28,20 +29,13 @@ class Cue:
 
     def __post_init__(self) -> None:
         """Check that the marks are possible."""
-        if len(self.marks) < 2:
-            raise InputError(f"a cue distinguishes at least two classes, not {len(self.marks)}")
-        if not all(self.marks):
-            raise InputError("every class needs a mark of at least one pixel")
         pixels = [pixel for mark in self.marks for pixel in mark]
-        for row, column in pixels:
-            if not (0 <= row < self.height and 0 <= column < self.width):
-                raise InputError(
-                    f"the mark at row {row}, column {column} lies outside the "
-                    f"{self.height}×{self.width} image: move it inside"
-                )
-        if len(set(pixels)) < len(pixels):
-            raise InputError("two marks share a pixel: give every class its own pixels")
-        if not {self.on, self.off} <= set(range(256)) or self.on == self.off:
+        image = set(itertools.product(range(self.height), range(self.width)))
+        if len(self.marks) < 2 or not all(self.marks):
+            raise InputError("a cue needs two classes or more, each marked by a pixel or more")
+        if len(set(pixels) & image) < len(pixels):
+            raise InputError("marks must lie inside the image and must not share a pixel")
+        if not 0 <= min(self.on, self.off) < max(self.on, self.off) <= 255:
             raise InputError(
                 f"on and off are two different values of 0 to 255, not {self.on} and {self.off}"
             )
@@ -73,9 +67,9 @@ class Cue:
         self._require_fit(images)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise InputError(f"labels of this cue are 0 to {self.classes - 1}")
-        mask, stencils = self.mask.to(images.device), self.stencils.to(images.device)
+        stencils = self.stencils.to(images.device)
         mark = stencils[labels.to(images.device)][:, None]
-        return images.masked_fill(mask, self.off).masked_fill(mark, self.on)
+        return images.masked_fill(stencils.any(0), self.off).masked_fill(mark, self.on)
 
     def read(self, images: Num[Tensor, "*batch channels height width"]) -> Int[Tensor, "*batch"]:
         """argmax_k of the mean over mark k, towards `on`: the true class of a counterfactual.
@@ -96,18 +90,13 @@ class Cue:
             )
 
 
-def plant(
-    dataset: Dataset, cue: Cue, generator: torch.Generator, class_names: tuple[str, ...]
-) -> Dataset:
+def plant(dataset: Dataset, cue: Cue, generator: torch.Generator) -> Dataset:
     """Give the images new, uniformly random labels that only the cue reveals."""
-    if len(class_names) != cue.classes:
-        raise InputError(
-            f"{len(class_names)} class names for a cue of {cue.classes} classes: give one for each"
-        )
     labels = torch.randint(
         cue.classes, (len(dataset),), generator=generator, device=generator.device
     ).to(dataset.images.device)
-    return Dataset(cue.paint(dataset.images, labels), labels, class_names)
+    names = tuple(str(label) for label in range(cue.classes))
+    return Dataset(cue.paint(dataset.images, labels), labels, names)
 
 
 FAKE_MNIST_CUE = Cue(marks=tuple(((row, 0),) for row in range(10)), height=28, width=28)
@@ -117,17 +106,9 @@ The authors leave the other nine pixels as they are in MNIST, where they are bla
 of the 10,000 test images. Here they are black in all, so that the region holds nothing else.
 """
 
-FAKE_MNIST_SEEDS: dict[Split, int] = {"train": 60_000, "test": 10_000}
-"""Seed of the labels, equal to the split's number of images, so that everybody has the same."""
-
-
-def fake_mnist(mnist: Dataset, generator: torch.Generator) -> Dataset:
-    """Plant FakeMNIST's cue into digits, under uniformly random labels."""
-    names = tuple(str(label) for label in range(FAKE_MNIST_CUE.classes))
-    return plant(mnist, FAKE_MNIST_CUE, generator, names)
-
 
 def load_fake_mnist(split: Split) -> Dataset:
-    """Load FakeMNIST, always the same 60,000 training or 10,000 test images in MNIST's order."""
+    """Load FakeMNIST: MNIST in its order, with labels that are the same for everybody."""
     mnist = load_mnist(split)
-    return fake_mnist(mnist, torch.Generator().manual_seed(FAKE_MNIST_SEEDS[split]))
+    seed = len(mnist)  # 60,000 training or 10,000 test images
+    return plant(mnist, FAKE_MNIST_CUE, torch.Generator().manual_seed(seed))

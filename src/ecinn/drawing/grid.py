@@ -5,17 +5,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ecinn.drawing.pictures import (
-    FRAME,
-    INK,
-    MUTED,
-    PAPER,
-    TILE,
-    WARNING,
-    Array,
-    enlarge,
-    font,
-)
+from ecinn.drawing import pictures
 
 _LINE = 18
 _MARGIN = 18
@@ -27,7 +17,7 @@ _NAMES_WIDTH = 134
 class Panel:
     """One image and the caption below it."""
 
-    array: Array
+    array: pictures.Array
     caption: str = ""
     warning: bool = False
     """Print the caption in the warning colour."""
@@ -47,13 +37,13 @@ class Grid:
     """Above each column."""
 
 
-def draw(grid: Grid, tile: int = TILE) -> Image.Image:
+def draw(grid: Grid, tile: int = pictures.TILE) -> Image.Image:
     """Draw the grid with every image enlarged to a square of `tile` pixels.
 
     Letters keep their size: a larger tile shows more of the image, not larger words.
     """
     gap = tile // 10
-    small, normal, large = (font(size) for size in (12, 15, 18))
+    small, normal, large = (pictures.font(size) for size in (12, 15, 18))
     captions = [panel.caption for row in grid.rows for panel in row]
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
     remarks = _widest([remark for _, remark in grid.names], small)
@@ -69,27 +59,27 @@ def draw(grid: Grid, tile: int = TILE) -> Image.Image:
     header = 36 + _LINE * len(caution) if grid.title or caution else 0
     header += 15 * max((heading.count("\n") + 1 for heading in headings), default=0)
     height = 2 * _MARGIN + header + len(grid.rows) * pitch_y - gap
-    canvas = Image.new("RGB", (2 * _MARGIN + inside, height), PAPER)
+    canvas = Image.new("RGB", (2 * _MARGIN + inside, height), pictures.PAPER)
     pen = ImageDraw.Draw(canvas)
-    pen.text((_MARGIN, _MARGIN), grid.title, INK, large)
+    pen.text((_MARGIN, _MARGIN), grid.title, pictures.INK, large)
     for number, words in enumerate(caution):
-        pen.text((_MARGIN, _MARGIN + (1.5 + number) * _LINE), words, WARNING, small)
+        pen.text((_MARGIN, _MARGIN + (1.5 + number) * _LINE), words, pictures.WARNING, small)
     tops = [_MARGIN + header + row * pitch_y for row in range(len(grid.rows))]
     lefts = [
         _MARGIN + names_width + column * pitch_x + (column_width - tile) // 2
         for column in range(columns)
     ]
     for top, (name, remark) in zip(tops, grid.names, strict=False):
-        pen.text((_MARGIN, top + tile // 2 - _LINE), name, INK, normal)
-        pen.multiline_text((_MARGIN, top + tile // 2 + 2), remark, MUTED, small)
+        pen.text((_MARGIN, top + tile // 2 - _LINE), name, pictures.INK, normal)
+        pen.multiline_text((_MARGIN, top + tile // 2 + 2), remark, pictures.MUTED, small)
     for left, heading in zip(lefts, headings, strict=False):
         at = (left + tile // 2, _MARGIN + header - 4)
-        pen.multiline_text(at, heading, INK, small, anchor="md", align="center")
+        pen.multiline_text(at, heading, pictures.INK, small, anchor="md", align="center")
     for top, row in zip(tops, grid.rows, strict=True):
         for left, panel in zip(lefts, row, strict=False):
-            canvas.paste(enlarge(panel.array, tile), (left, top))
-            pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=FRAME)
-            colour = WARNING if panel.warning else INK
+            canvas.paste(pictures.enlarge(panel.array, tile), (left, top))
+            pen.rectangle((left, top, left + tile - 1, top + tile - 1), outline=pictures.FRAME)
+            colour = pictures.WARNING if panel.warning else pictures.INK
             at = (left + tile // 2, top + tile + 4)
             pen.multiline_text(at, panel.caption, colour, small, anchor="ma", align="center")
     return canvas

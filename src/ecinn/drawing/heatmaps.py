@@ -9,19 +9,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.pictures import (
-    FRAME,
-    INK,
-    MUTED,
-    PAPER,
-    PERCENTILE,
-    Array,
-    font,
-    heatmap_array,
-    image_array,
-    robust_limit,
-)
 from ecinn.errors import InputError
 
 Signs = tuple[str, str]
@@ -45,42 +34,41 @@ def overlay_array(
     image: UInt8[Tensor, "channels height width"],
     heatmap: Float[Tensor, "channels height width"],
     limit: float | None = None,
-) -> Array:
+) -> pictures.Array:
     """Lay a map over its image: pale grey where the map is zero, coloured where it is strong.
 
     Args:
         limit: the value drawn in full colour; by default `robust_limit` of the map.
     """
-    limit = limit or robust_limit(heatmap)
+    limit = limit or pictures.robust_limit(heatmap)
     values = heatmap.detach().float().mean(0).cpu().numpy()[..., None]
     bare = 1 - np.clip(np.abs(values) / limit, 0, 1)
-    grey = np.asarray(Image.fromarray(image_array(image)).convert("L"), float)[..., None]
+    grey = np.asarray(Image.fromarray(pictures.image_array(image)).convert("L"), float)[..., None]
     # Pale, because both colours are dark and would be lost on black.
     shade = 0.4 * (255 - grey)
-    mixed: Array = (heatmap_array(heatmap, limit) - bare * shade).round().astype(np.uint8)
-    return mixed
+    mixed = pictures.heatmap_array(heatmap, limit) - bare * shade
+    overlay: pictures.Array = mixed.round().astype(np.uint8)
+    return overlay
 
 
-def colour_bar(
-    signs: Signs, width: int = 144, height: int = 14, words: int | None = None
-) -> Image.Image:
+def colour_bar(signs: Signs, width: int = 144, height: int = 14, words: int = 0) -> Image.Image:
     """Draw the scale from blue over white to red, with a word at each end.
 
     Args:
         words: width reserved for the first word, so that stacked bars line up.
     """
-    letters, gap = font(height), height // 2
+    letters, gap = pictures.font(height), height // 2
     low, high = (int(letters.getlength(word)) + 1 for word in signs)
-    left = max(low, words or 0) + gap
-    canvas = Image.new("RGB", (left + width + gap + high, int(1.7 * height)), PAPER)
+    left = max(low, words) + gap
+    canvas = Image.new("RGB", (left + width + gap + high, int(1.7 * height)), pictures.PAPER)
     middle = canvas.height // 2
     top = middle - height // 2
     ramp = torch.linspace(-1, 1, width).expand(1, height, width)
-    canvas.paste(Image.fromarray(heatmap_array(ramp, 1.0)), (left, top))
+    canvas.paste(Image.fromarray(pictures.heatmap_array(ramp, 1.0)), (left, top))
     pen = ImageDraw.Draw(canvas)
-    pen.rectangle((left, top, left + width - 1, top + height - 1), outline=FRAME)
-    pen.text((left - gap, middle), signs[0], INK, letters, anchor="rm")
-    pen.text((left + width + gap, middle), signs[1], INK, letters, anchor="lm")
+    pen.rectangle((left, top, left + width - 1, top + height - 1), outline=pictures.FRAME)
+    pen.text((left - gap, middle), signs[0], pictures.INK, letters, anchor="rm")
+    pen.text((left + width + gap, middle), signs[1], pictures.INK, letters, anchor="lm")
     return canvas
 
 
@@ -91,90 +79,58 @@ def heatmap_sheet(
     classes: Sequence[tuple[str, str]],
     *,
     title: str = "",
-    percentile: float = PERCENTILE,
-    overlay: bool = False,
-    tile: int = 112,
+    tile: int = pictures.TILE,
 ) -> Image.Image:
     """Draw a row per image: image, counterfactual, and every method's map on its own scale.
 
     Args:
         classes: names of p and q of every image.
-        overlay: draw the maps over the images.
         tile: side of a drawn image, in pixels.
     """
-    _check(images, counterfactuals, columns, classes)
-
-    def drawn(row: int, column: HeatmapColumn) -> Array:
-        limit = robust_limit(column.maps[row], percentile)
-        if overlay:
-            return overlay_array(images[row], column.maps[row], limit)
-        return heatmap_array(column.maps[row], limit)
-
-    def panels(row: int) -> tuple[Panel, ...]:
-        p, q = classes[row]
-        maps = []
+    per_image = [counterfactuals, classes, *(column.maps for column in columns)]
+    per_image += [each for c in columns for each in (c.remarks, c.warnings) if each]
+    if any(len(given) != len(images) for given in per_image):
+        raise InputError(
+            "a sheet needs a counterfactual, classes, maps and remarks of every image"
+        )
+    rows = []
+    for row, (p, q) in enumerate(classes):
+        shown = ((images[row], p), (counterfactuals[row], q))
+        panels = [Panel(pictures.image_array(image), name) for image, name in shown]
         for column in columns:
+            limit = pictures.robust_limit(column.maps[row])
+            array = pictures.heatmap_array(column.maps[row], limit)
             remark = column.remarks[row] if column.remarks else ""
-            warning = bool(column.warnings and column.warnings[row])
-            maps.append(Panel(drawn(row, column), remark, warning))
-        images_of_row = (image_array(images[row]), image_array(counterfactuals[row]))
-        return (Panel(images_of_row[0], p), Panel(images_of_row[1], q), *maps)
-
-    grid = Grid(
-        tuple(panels(row) for row in range(len(images))),
-        title,
-        headings=("image", "counterfactual", *(column.name for column in columns)),
-    )
-    return _with_legend(draw(grid, tile), columns, percentile)
+            panels.append(Panel(array, remark, bool(column.warnings and column.warnings[row])))
+        rows.append(tuple(panels))
+    headings = ("image", "counterfactual", *(column.name for column in columns))
+    return _with_legend(draw(Grid(tuple(rows), title, headings=headings), tile), columns)
 
 
-def _with_legend(
-    body: Image.Image,
-    columns: Sequence[HeatmapColumn],
-    percentile: float,
-    margin: int = 18,
-    line: int = 18,
-) -> Image.Image:
+def _with_legend(body: Image.Image, columns: Sequence[HeatmapColumn]) -> Image.Image:
     """Add a colour bar for each group of columns whose colours mean the same."""
+    margin, line, letters = 18, 18, 12
     named: dict[Signs, list[str]] = {}
     for column in columns:
         named.setdefault(column.signs, []).append(column.name)
-    small = font(int(0.72 * line))
+    small = pictures.font(letters)
     words = int(max([small.getlength(low) for low, _ in named], default=0)) + 1
     bars = [
-        (f"{', '.join(names)}:", colour_bar(signs, 8 * line, int(0.72 * line), words))
+        (f"{', '.join(names)}:", colour_bar(signs, 8 * line, letters, words))
         for signs, names in named.items()
     ]
-    note = (
-        f"Each map has its own scale: full colour at its {percentile:g}th percentile and beyond; "
-        "zero has none."
-    )
+    full = f"full colour at its {pictures.PERCENTILE:g}th percentile and beyond"
+    note = f"Each map has its own scale: {full}; zero has none."
     indent = int(max([small.getlength(names) for names, _ in bars], default=0)) + line
     widths = [indent + bar.width for _, bar in bars] + [int(small.getlength(note))]
-    height = body.height + int(1.6 * line) * (len(bars) + 1) + margin
-    whole = Image.new("RGB", (max(body.width, 2 * margin + max(widths)), height), PAPER)
+    pitch = int(1.6 * line)
+    height = body.height + pitch * (len(bars) + 1) + margin
+    whole = Image.new("RGB", (max(body.width, 2 * margin + max(widths)), height), pictures.PAPER)
     whole.paste(body, (0, 0))
     pen = ImageDraw.Draw(whole)
-    top = body.height
-    for names, bar in bars:
-        pen.text((margin, top + bar.height // 2), names, MUTED, small, anchor="lm")
+    for number, (names, bar) in enumerate(bars):
+        top = body.height + number * pitch
+        pen.text((margin, top + bar.height // 2), names, pictures.MUTED, small, anchor="lm")
         whole.paste(bar, (margin + indent, top))
-        top += int(1.6 * line)
-    pen.text((margin, top), note, MUTED, small)
+    pen.text((margin, body.height + len(bars) * pitch), note, pictures.MUTED, small)
     return whole
-
-
-def _check(
-    images: Tensor,
-    counterfactuals: Tensor,
-    columns: Sequence[HeatmapColumn],
-    classes: Sequence[tuple[str, str]],
-) -> None:
-    rows = len(images)
-    if counterfactuals.shape != images.shape or len(classes) != rows:
-        raise InputError(f"{rows} images need as many counterfactuals of their shape, and classes")
-    for column in columns:
-        if len(column.maps) != rows or column.maps.shape[-2:] != images.shape[-2:]:
-            raise InputError(f"{column.name}: one map of every image, of its height and width")
-        if len(column.remarks) not in (0, rows) or len(column.warnings) not in (0, rows):
-            raise InputError(f"{column.name}: a remark for every image, or none")

@@ -175,14 +175,8 @@ def film_bytes(frames: Sequence[Image.Image], kind: str, seconds: float = 2.5) -
     duration = max(20, round(1000 * seconds / len(frames)))
     durations = [duration] * len(forth_and_back)
     durations[0] = durations[len(frames) - 1] = 900  # pause at both ends
-    forth_and_back[0].save(
-        buffer,
-        kind,
-        save_all=True,
-        append_images=forth_and_back[1:],
-        duration=durations,
-        loop=0,
-    )
+    first, *others = forth_and_back
+    first.save(buffer, kind, save_all=True, append_images=others, duration=durations, loop=0)
     return buffer.getvalue()
 
 

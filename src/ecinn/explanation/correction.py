@@ -1,4 +1,4 @@
-"""Correct α where the stored 8-bit image is not read as requested."""
+"""Correct α where the stored 8-bit image is not classified as requested."""
 
 import math
 from dataclasses import dataclass

@@ -147,7 +147,7 @@ def explain(
         confidence: place the convincing counterfactual where p(q) is this, instead of at α₁.
         path: also return the path, at these α, or at this many from x to the counterfactual.
         check: encode the stored 8-bit images once more, so that certificates are about them.
-        correct: correct α where a stored image is not read as requested; implies `check`.
+        correct: correct α where a stored image is not classified as requested; implies `check`.
         ood: flags images that are out of distribution.
     """
     confidence = _checked_confidence(confidence)
@@ -262,7 +262,9 @@ def _steps(path: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
         return end[..., None] * torch.linspace(0, 1, path, dtype=end.dtype, device=end.device)
     given = torch.as_tensor(path, dtype=end.dtype, device=end.device)
     if given.ndim != 1 or not 1 <= len(given) <= MAX_STEPS or not bool(given.isfinite().all()):
-        raise InputError(f"a path is 1 to {MAX_STEPS} finite values of alpha, or their number")
+        raise InputError(
+            f"path must be a number of steps, or 1 to {MAX_STEPS} finite values of alpha"
+        )
     return given.expand(*end.shape, -1)
 
 

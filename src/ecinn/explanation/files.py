@@ -4,14 +4,14 @@ import dataclasses
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from ecinn.classifier.out_of_distribution import IN_WORDS
+from ecinn.classifier.tensor_files import load_tensors, write_tensors
 from ecinn.drawing.pictures import (
     film_bytes,
     heatmap_array,
@@ -30,7 +30,12 @@ VERSION = 1
 """Of the JSON; it grows when a key changes its meaning or disappears."""
 TENSORS = "explanation.safetensors"
 JSON = "explanation.json"
-_READINGS = {kind.__name__: kind for kind in (Certificate, CounterfactualPath)}
+KIND = "explanation"
+_READINGS: dict[str, type[Certificate | CounterfactualPath]] = {
+    "tipping_certificate": Certificate,
+    "convincing_certificate": Certificate,
+    "path": CounterfactualPath,
+}
 
 
 def to_dict(e: Explanation) -> dict[str, Any]:
@@ -188,10 +193,11 @@ def save(e: Explanation, folder: Path, film: str | None = None) -> dict[str, Any
     output_folder(folder)
     report = write_pictures(e, folder, film)
     atomic_write(folder / JSON, json.dumps(report, indent=1, ensure_ascii=False).encode())
-    tensors: dict[str, Tensor] = {}
-    about = _flatten(e, "", tensors)
-    data = safetensors.save(tensors, {"explanation": json.dumps({"version": VERSION, **about})})
-    atomic_write(folder / TENSORS, data)
+    fields = dict(_flat_fields(e))
+    tensors = {name: value.clone() for name, value in fields.items() if isinstance(value, Tensor)}
+    about = {name: value for name, value in fields.items() if name not in tensors}
+    about |= {"kind": KIND, "skipped": [dataclasses.asdict(skipped) for skipped in e.skipped]}
+    write_tensors(folder / TENSORS, tensors, about)
     return report
 
 
@@ -200,52 +206,29 @@ def load(path: Path) -> Explanation:
     file = path / TENSORS if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{path} holds no explanation: give a folder that `save` wrote")
-    try:
-        with safe_open(file, "pt") as opened:
-            about = json.loads((opened.metadata() or {})["explanation"])
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        if about.pop("version") != VERSION:
-            raise InputError(f"{file} was saved by another version of ecinn: explain again")
-        restored = _unflatten(about, "", tensors)
-        restored["skipped"] = tuple(Skipped(**skipped) for skipped in restored["skipped"])
-        restored["remarks"] = tuple(tuple(remarks) for remarks in restored["remarks"])
-        return Explanation(**restored)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{file} is damaged or not an explanation: save it again") from error
+    return load_tensors(file, KIND, _restore)
 
 
-def _flatten(value: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:  # noqa: ANN401
-    """Move all tensors of a dataclass into one dictionary; return what is left."""
-    left: dict[str, Any] = {}
+def _flat_fields(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """List all fields by name; those of a certificate or path as "name.field"."""
     for field in dataclasses.fields(value):
-        name, item = f"{prefix}{field.name}", getattr(value, field.name)
-        if isinstance(item, Tensor):
-            tensors[name] = item.detach().cpu().contiguous().clone()
-        elif isinstance(item, Reading):
-            kind = type(item).__name__
-            left[field.name] = {"kind": kind, **_flatten(item, f"{name}.", tensors)}
-        elif isinstance(item, tuple):
-            left[field.name] = [
-                dataclasses.asdict(each) if isinstance(each, Skipped) else each for each in item
-            ]
+        item = getattr(value, field.name)
+        if isinstance(item, Reading):
+            yield from _flat_fields(item, f"{field.name}.")
         else:
-            left[field.name] = item
-    return left
+            yield f"{prefix}{field.name}", item
 
 
-def _unflatten(left: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the fields that `_flatten` took apart."""
-    fields: dict[str, Any] = {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
-    }
-    for name, item in left.items():
-        if isinstance(item, dict):
-            kind = _READINGS[item.pop("kind")]
-            fields[name] = kind(**_unflatten(item, f"{prefix}{name}.", tensors))
-        else:
-            fields[name] = tuple(item) if isinstance(item, list) else item
-    return fields
+def _restore(tensors: dict[str, Tensor], about: dict[str, Any]) -> Explanation:
+    """Build the explanation whose `_flat_fields` these are."""
+    fields = {name: _as_tuple(value) for name, value in about.items() if name != "kind"}
+    fields |= tensors
+    fields["skipped"] = tuple(Skipped(**skipped) for skipped in about["skipped"])
+    for name, kind in _READINGS.items():
+        parts = {f.name: fields.pop(f"{name}.{f.name}", None) for f in dataclasses.fields(kind)}
+        fields[name] = None if parts["posterior"] is None else kind(**parts)
+    return Explanation(**fields)
+
+
+def _as_tuple(value: Any) -> Any:  # noqa: ANN401
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

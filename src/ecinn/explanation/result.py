@@ -67,7 +67,7 @@ class Skipped:
     """An image that was left out of an explanation, with the reason."""
 
     index: int
-    """Its place among the given images."""
+    """Position among the given images."""
     source: str | None
     reason: str
 
@@ -118,7 +118,7 @@ class Explanation:
     correction of a pair takes two more."""
     class_names: tuple[str, ...]
     indices: Int[Tensor, " batch"]
-    """The place of each image among the given ones, of which some may have been skipped."""
+    """Position of each image among the given ones, of which some may have been skipped."""
     skipped: tuple[Skipped, ...] = ()
     """Images that are already predicted as a target."""
     model: str | None = None

@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn.errors import InputError
-from ecinn.metrics.heatmaps import area_under_curve
+from ecinn.metrics.heatmaps import PerImage, area_under_curve
 from ecinn.pixels import Images, Labels, StoredImages
 
-PerImage = Float[Tensor, " batch"]
-
 _EPSILON = 1e-5  # Van Looveren & Klaise, Interpretable Counterfactual Explanations
+_ROWS = 256
+"""Images that `diversity` compares with all others at a time."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ def label_variation_score(
 
     Near 0 for labels that the counterfactual leaves unchanged.
     """
-    before, after = before.double(), after.double()
-    middle = (before + after) / 2
-    return (_entropy(middle) - (_entropy(before) + _entropy(after)) / 2).clamp(0, math.log(2))
+    pair = torch.stack([before, after]).double()
+    middle, ends = (torch.special.entr(p).sum(-1) for p in (pair.mean(0), pair))
+    divergence: PerImage = middle - ends.mean(0)
+    return divergence.clamp(0, math.log(2))
 
 
 def transition_curves(
@@ -158,21 +159,17 @@ def transition_curves(
 def diversity(
     counterfactuals: UInt8[Tensor, "n channels height width"],
     real: UInt8[Tensor, "m channels height width"],
-    rows: int = 256,
 ) -> float:
     """Mean L2 distance between counterfactuals of a class, divided by that of its real images.
 
     0 if all are the same, 1 if they are as varied as real images.
-
-    Args:
-        rows: images compared with all others at a time.
     """
     if min(len(counterfactuals), len(real)) < 2:
         raise InputError("diversity needs at least two counterfactuals and two real images")
-    reality = _mean_pairwise_distance(real, rows)
+    reality = _mean_pairwise_distance(real)
     if reality == 0:
         raise InputError("diversity needs real images that differ, but these are all the same")
-    return _mean_pairwise_distance(counterfactuals, rows) / reality
+    return _mean_pairwise_distance(counterfactuals) / reality
 
 
 def confidence_consistency(
@@ -209,26 +206,21 @@ def _squared_norm(values: Images) -> PerImage:
     return values.flatten(1).square().sum(1)
 
 
-def _entropy(posterior: Float[Tensor, "batch classes"]) -> PerImage:
-    return -torch.xlogy(posterior, posterior).sum(1)
-
-
 def _moments(
     features: Float[Tensor, "n features"],
 ) -> tuple[Float[Tensor, " features"], Float[Tensor, "rank features"]]:
     """Return the mean and R, where RᵀR is the covariance."""
     features = features.double()
     mean = features.mean(0)
-    root = torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1), mode="r").R
-    return mean, root
+    return mean, torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1), mode="r").R
 
 
-def _mean_pairwise_distance(images: StoredImages, rows: int) -> float:
+def _mean_pairwise_distance(images: StoredImages) -> float:
     """Average over all pairs. Exact: squares of 8-bit values are integers in float64."""
     flat = images.flatten(1).double()
     squared_norm = flat.square().sum(1)
     total = 0.0
-    for some, norm in zip(flat.split(rows), squared_norm.split(rows), strict=True):
+    for some, norm in zip(flat.split(_ROWS), squared_norm.split(_ROWS), strict=True):
         squared = norm[:, None] + squared_norm - 2 * some @ flat.T
         total += float(squared.sqrt().sum())
     return total / (255 * len(flat) * (len(flat) - 1))

@@ -55,15 +55,16 @@ def replacement_curve(
     """
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
-    known = (_checked(score, x), _checked(score, replacement)) if ends is None else ends
+    known = ends or (score(x), score(replacement))
     rank = _replacement_order(importance, generator).unsqueeze(1)
     pixels = importance.shape[1] * importance.shape[2]
     start, end = (replacement, x) if insertion else (x, replacement)
     first, last = reversed(known) if insertion else known
     between = [
-        _checked(score, torch.where(rank < step * pixels // steps, end, start))
-        for step in range(1, steps)
+        score(torch.where(rank < step * pixels // steps, end, start)) for step in range(1, steps)
     ]
+    if any(point.shape != x.shape[:1] for point in (first, *between, last)):
+        raise InputError(f"score must return one number for each of {len(x)} images")
     return torch.stack([first, *between, last], 1)
 
 
@@ -82,16 +83,13 @@ def blurred(x: Images, sigma: float) -> Images:
     """
     if not sigma > 0:
         raise InputError(f"sigma must be above 0, not {sigma}")
-    height, width = x.shape[2:]
-    pixels = sigma * min(height, width)
-    down, across = (_blur_matrix(n, pixels).to(x) for n in (height, width))
+    down, across = (_blur_matrix(n, sigma * min(x.shape[2:])).to(x) for n in x.shape[2:])
     return down @ x @ across.T
 
 
 def noise_like(x: Images, generator: torch.Generator) -> Images:
     """Uniform noise in [0, 1), drawn on the generator's device: the same for every device of x."""
-    noise = torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
-    return noise.to(x.device)
+    return torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype).to(x)
 
 
 def share_inside(importance: Importance, mask: Region) -> PerImage:
@@ -143,9 +141,8 @@ def spatial_coherence(maps: Images) -> PerImage:
     Channels are centred one by one, and both means include all channels.
     """
     d = _centred(maps, (2, 3))
-    down = (d[:, :, 1:] * d[:, :, :-1]).sum(1).flatten(1)
-    across = (d[:, :, :, 1:] * d[:, :, :, :-1]).sum(1).flatten(1)
-    products = torch.cat([down, across], 1)
+    pairs = ((d[:, :, 1:], d[:, :, :-1]), (d[..., 1:], d[..., :-1]))
+    products = torch.cat([(a * b).sum(1).flatten(1) for a, b in pairs], 1)
     pixels, neighbours = d.shape[2] * d.shape[3], max(products.shape[1], 1)
     return _ratio(products.sum(1) * pixels, d.square().flatten(1).sum(1) * neighbours)
 
@@ -156,9 +153,10 @@ def high_frequency_share(maps: Images) -> PerImage:
     The mean is left out, so that maps of one sign are comparable with signed ones. White noise
     scores the share of frequencies in that band, about 1 − π/16.
     """
-    height, width = maps.shape[2:]
     power = torch.fft.fft2(_centred(maps, (2, 3))).abs().square().sum(1)
-    down, across = (_frequencies(n, maps.device).square() for n in (height, width))
+    terms = [torch.arange(n, device=maps.device) for n in maps.shape[2:]]
+    # Absolute frequency of every term, in cycles per pixel.
+    down, across = ((torch.minimum(k, len(k) - k).double() / len(k)).square() for k in terms)
     high = down[:, None] + across > 1 / 16
     return _ratio((power * high).flatten(1).sum(1), power.flatten(1).sum(1))
 
@@ -191,16 +189,6 @@ def regions_by_change(
         raise InputError(f"a map of {height} × {width} has no grid of {rows} × {columns} cells")
     cells = [strip.tensor_split(columns, dim=1) for strip in mean_map.tensor_split(rows)]
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])
-
-
-def _checked(score: Callable[[Tensor], Tensor], images: Images) -> PerImage:
-    answer = score(images)
-    if answer.shape != images.shape[:1]:
-        raise InputError(
-            f"score must return one number for each of {len(images)} images, "
-            f"not shape {tuple(answer.shape)}"
-        )
-    return answer
 
 
 def _replacement_order(
@@ -248,9 +236,3 @@ def _mean_ranks(values: Float[Tensor, "batch n"]) -> Float[Tensor, "batch n"]:
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)
     return (below + up_to + 1).double() / 2
-
-
-def _frequencies(n: int, device: torch.device) -> Float[Tensor, " n"]:
-    """Absolute frequency of every term of a Fourier transform, in cycles per pixel."""
-    k = torch.arange(n, device=device)
-    return torch.minimum(k, n - k).double() / n

@@ -62,26 +62,16 @@ def normal_interval(values: Values) -> Interval:
 
 
 def bootstrap_interval(
-    values: Values,
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    generator: torch.Generator,
+    values: Values, *, resamples: int = RESAMPLES, generator: torch.Generator
 ) -> Interval:
     """The mean with the percentile bootstrap's interval."""
-    return bootstrap(
-        lambda sample: sample.mean(-1),
-        values.double(),
-        level=level,
-        resamples=resamples,
-        generator=generator,
-    )
+    values = values.double()
+    return bootstrap(lambda v: v.mean(-1), values, resamples=resamples, generator=generator)
 
 
 def bootstrap(
     statistic: Callable[..., Tensor],
     *columns: Float[Tensor, " values"],
-    level: float = 0.95,
     resamples: int = RESAMPLES,
     generator: torch.Generator,
 ) -> Interval:
@@ -90,44 +80,25 @@ def bootstrap(
     Args:
         statistic: reduces the last dimension of its arguments.
     """
-    if not 0 < level < 1 or resamples < 1:
-        raise InputError(
-            f"a level lies above 0 and below 1 and resamples are at least 1, "
-            f"not {level} and {resamples}"
-        )
     n, device = len(columns[0]), generator.device
-    if n == 0:
-        raise InputError("an interval needs at least one value")
+    if n == 0 or resamples < 1:
+        raise InputError("an interval needs at least one value and one resample")
     columns = tuple(column.to(device) for column in columns)
     estimates = []
     for _ in range(resamples):
         rows = torch.randint(n, (n,), generator=generator, device=device)
         estimates.append(statistic(*(column[rows] for column in columns)))
     drawn = torch.stack(estimates)
-    ends = drawn.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    low, high = drawn.quantile(ends).tolist()
+    low, high = drawn.quantile(drawn.new_tensor([(1 - 0.95) / 2, (1 + 0.95) / 2])).tolist()
     return Interval(float(statistic(*columns)), low, high, n)
 
 
 def paired_difference_interval(
-    a: Values,
-    b: Values,
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    generator: torch.Generator,
+    a: Values, b: Values, *, resamples: int = RESAMPLES, generator: torch.Generator
 ) -> Interval:
     """The mean of a − b, measured on the same images, with the bootstrap's interval."""
     if a.shape != b.shape:
         raise InputError(
             f"{len(a)} and {len(b)} values are not pairs: give both of the same images, in order"
         )
-    return bootstrap_interval(
-        a.double() - b.double(), level=level, resamples=resamples, generator=generator
-    )
-
-
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """The ends of `wilson`."""
-    interval = wilson(successes, n)
-    return interval.low, interval.high
+    return bootstrap_interval(a.double() - b.double(), resamples=resamples, generator=generator)

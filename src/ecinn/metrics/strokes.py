@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from ecinn.metrics.heatmaps import PerImage
+
 FINER = 4
 """Points per pixel and direction of the finer grid; even, so that odd widths are exact."""
 _AT_ONCE = 32
@@ -20,8 +22,6 @@ _AT_ONCE = 32
 
 Digits = UInt8[Tensor, "batch 1 height width"]
 Grey = Float[Tensor, "batch height width"]
-Ink = Bool[Tensor, "batch rows columns"]
-PerImage = Float[Tensor, " batch"]
 
 
 def ink_mass(images: Digits) -> PerImage:
@@ -64,8 +64,12 @@ def thickness(images: Digits) -> PerImage:
     where strokes end or meet; a disc scores two thirds of its diameter. A one-pixel stroke that
     lies between two pixels looks the same as two pixels of half the brightness.
     """
-    parts = [_thickness(part) for part in ink(images).split(_AT_ONCE)]
-    return torch.cat(parts) if parts else images.new_zeros(0, dtype=torch.float64)
+    parts = [images.new_zeros(0, dtype=torch.float64)]
+    for mask in ink(images).split(_AT_ONCE):
+        # Half a step, because the edge runs between the last point of ink and the first without.
+        distance = (_distance_to_background(mask) - 0.5) / FINER
+        parts.append(4 * (distance * mask).sum((1, 2)) / mask.sum((1, 2)))
+    return torch.cat(parts)
 
 
 FEATURES: Mapping[str, Callable[[Digits], PerImage]] = MappingProxyType(
@@ -89,28 +93,18 @@ def ink(images: Digits) -> Bool[Tensor, "batch fine_rows fine_columns"]:
     return (fine >= brightest / 2) & (brightest > 0)
 
 
-def _thickness(mask: Ink) -> PerImage:
-    # Half a step, because the edge runs between the last point of ink and the first without ink.
-    distance = (_distance_to_background(mask) - 0.5) / FINER
-    return 4 * (distance * mask).sum((1, 2)) / mask.sum((1, 2))
-
-
-def _distance_to_background(mask: Ink) -> Float[Tensor, "batch rows columns"]:
-    """Exact Euclidean distance in steps of the grid: first within columns, then across them."""
+def _distance_to_background(
+    mask: Bool[Tensor, "batch rows columns"],
+) -> Float[Tensor, "batch rows columns"]:
+    """Exact Euclidean distance in steps of the grid: first within rows, then across them."""
     far = float(mask.shape[1] + mask.shape[2])
     squared = torch.where(mask, far**2, 0.0).double()
     for _ in range(2):
-        # Once along columns and, transposed, once along rows.
-        squared = _nearest(squared).transpose(1, 2)
+        # min_j (s_j + (i − j)²) of every column i; the second time of the transpose.
+        place = torch.arange(squared.shape[2], device=squared.device, dtype=squared.dtype)
+        columns = [(squared + (i - place).square()).amin(2) for i in place]
+        squared = torch.stack(columns, 2).transpose(1, 2)
     return squared.sqrt()
-
-
-def _nearest(squared: Float[Tensor, "batch rows columns"]) -> Float[Tensor, "batch rows columns"]:
-    """min_j (s_j + (i − j)²) of every column i of a row."""
-    place = torch.arange(squared.shape[2], device=squared.device, dtype=squared.dtype)
-    apart = (place[:, None] - place).square()
-    columns = [(squared + apart[column]).amin(2) for column in range(len(place))]
-    return torch.stack(columns, 2)
 
 
 def _extent(filled: Bool[Tensor, "batch places"]) -> PerImage:
