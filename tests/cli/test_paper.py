@@ -135,7 +135,7 @@ def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_what_is_given_is_used(tmp_path: Path) -> None:
+def test_given_folders_and_seeds_are_used(tmp_path: Path) -> None:
     (tmp_path / "faces").mkdir()
     code, _, stderr = run("paper", "all", "--celeba", "faces", "--inception", "faces", "--seed", 7)
     assert code == 0, stderr
@@ -243,7 +243,7 @@ def test_the_list_needs_no_matplotlib() -> None:
     assert "figure-10" in done.stdout
 
 
-def test_a_figure_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+def test_a_figure_without_matplotlib_names_the_extra_to_install(tmp_path: Path) -> None:
     done = without_matplotlib("paper", "figure-3", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "ecinn[paper]" in done.stderr

@@ -140,7 +140,7 @@ def test_networks_of_another_kind_are_refused(change: str, says: str, tmp_path: 
         load_autoencoders(tmp_path, classes=1)
 
 
-def test_damaged_autoencoders_say_what_is_wrong(tmp_path: Path, monkeypatch) -> None:
+def test_damaged_autoencoders_are_refused(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "ae_0.h5"
     with pytest.raises(InputError, match=r"ae_0\.h5 is missing"):
         load_autoencoders(tmp_path, classes=1)
@@ -220,7 +220,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_arrays_are_refused_in_words(wrong: str, tmp_path: Path) -> None:
+def test_wrong_arrays_are_refused(wrong: str, tmp_path: Path) -> None:
     write_folder(tmp_path)
     who, arrays, says = WRONG[wrong]
     replace_arrays(tmp_path / "data" / who / "mnist.npz", **arrays)
@@ -246,7 +246,7 @@ def test_damaged_archives_are_named(damage: str, tmp_path: Path) -> None:
         load_authors(tmp_path, "mnist")
 
 
-def test_missing_folder_and_wrong_scores_say_what_is_expected(tmp_path: Path) -> None:
+def test_a_missing_folder_and_wrong_scores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give a copy of EvaluatingCounterfactuals"):
         load_authors(tmp_path / "nowhere", "mnist")
     write_folder(tmp_path)

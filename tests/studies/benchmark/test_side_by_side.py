@@ -313,7 +313,7 @@ def test_without_matplotlib_only_the_figure_is_missing(tmp_path, monkeypatch) ->
     assert there == [f"counterfactuals-mnist{end}" for end in ("-images.png", ".json", ".md")]
 
 
-def test_nothing_to_draw_is_said(compared) -> None:
+def test_an_empty_figure_is_refused(compared) -> None:
     result = compared[-1][0]
     with pytest.raises(InputError, match="nothing to draw"):
         cost_figure(replace(result, methods=result.methods[1:2]))
@@ -559,7 +559,7 @@ def test_fingerprint_is_of_the_weights(mnist) -> None:
     assert record.fingerprint(again) != record.fingerprint(mnist)
 
 
-def test_what_json_cannot_say_is_null() -> None:
+def test_values_that_json_lacks_are_null() -> None:
     value = {"a": float("nan"), "b": [float("inf"), 1.5], "c": (True, None)}
     assert record.jsonable(value) == {"a": None, "b": [None, 1.5], "c": [True, None]}
 

@@ -149,7 +149,7 @@ def judges() -> Judges:
 
 
 @pytest.mark.slow
-def test_a_jury_asks_the_same_of_every_model(judges: Judges, test_digits: Dataset) -> None:
+def test_a_jury_judges_every_model_on_the_same_pairs(judges: Judges, test_digits: Dataset) -> None:
     """Random digits, each once, and targets that are any class but the label's."""
     jury = Jury.assemble(judges, test_digits)
     assert sorted(map(bytes, jury.images.flatten(1).numpy())) == sorted(
@@ -228,7 +228,7 @@ def test_results_that_are_missing_or_of_something_else(tmp_path: Path) -> None:
     assert beta_models.find(tmp_path) == path
 
 
-def test_the_claim_says_which_parts_of_it_hold() -> None:
+def test_the_claim_lists_the_parts_that_hold() -> None:
     """Errors and quality fall with β, and the paper's β is nearly the best in both."""
     n = len(beta_models.BETAS)
     near = beta_models.BETAS.index(1.4265)
@@ -263,7 +263,7 @@ def test_the_claim_says_which_parts_of_it_hold() -> None:
     assert judged(backwards).verdict == "refuted"
 
 
-def test_near_one_is_told_by_the_ratio() -> None:
+def test_the_ratio_decides_what_is_near_one() -> None:
     """1.6 is nearer to one than a half is; its difference is not."""
     two = dataclasses.replace(result(2), beta=(0.5, 1.6), reached_q=(0.971, 0.5))
     claim = judged(two)
@@ -274,7 +274,7 @@ def test_near_one_is_told_by_the_ratio() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(None, MNIST_BETA.epochs), (3, 3)])
-def test_settings_are_the_experiments_but_for_what_is_asked(epochs, trained) -> None:
+def test_settings_are_the_recipes_except_for_the_options(epochs, trained) -> None:
     settings = beta_models.settings(0.7, epochs)
     assert settings == dataclasses.replace(MNIST_BETA, beta=0.7, epochs=trained)
 
@@ -396,7 +396,7 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
         trade_off.figure_10(Context())
 
 
-def test_what_is_reached_is_counted_on_its_own_page() -> None:
+def test_reached_targets_are_counted_on_their_own_page() -> None:
     shown = result()
     shown.reached[2, :4], shown.reached[2, 9:11] = False, False
     shown.already[2, 0], shown.already[2, 17] = True, True
@@ -405,7 +405,7 @@ def test_what_is_reached_is_counted_on_its_own_page() -> None:
         assert (row["shown"], row["reached_of_shown"]) == counts
 
 
-def test_what_ships_is_of_all_models_and_of_the_test_digits() -> None:
+def test_the_shipped_results_are_of_all_models_and_of_the_test_digits() -> None:
     shipped = beta_models.read(beta_models.SHIPPED)
     assert shipped.beta == beta_models.BETAS
     assert dict(shipped.training) == {

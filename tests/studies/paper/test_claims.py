@@ -156,7 +156,7 @@ def test_tipping_points_tie_by_distances_and_a_wrong_alpha_is_refuted(sample, mo
 
 
 @pytest.mark.slow
-def test_a_broken_model_reaches_nothing_and_convinces_nobody(sample, judges) -> None:
+def test_a_broken_model_reaches_and_convinces_nothing(sample, judges) -> None:
     assert claim_of(digits.reaches_target(sample)).verdict in ("supported", "partly")
     assert claim_of(digits.reaches_target(sample)).numbers["reached"].mean >= 0.95
     wrong = broken(sample)
@@ -346,7 +346,9 @@ def kept(r: float, within: float, control: float, spread: float) -> digits.Kept:
         (0.05, 0.6, -0.5, 0.1, False),
     ],
 )  # fmt: skip
-def test_what_is_kept_beats_the_control_in_both_ways(r, within, control, spread, is_kept) -> None:
+def test_kept_features_beat_the_control_in_both_measures(
+    r, within, control, spread, is_kept
+) -> None:
     assert kept(r, within, control, spread).kept is is_kept
 
 
@@ -424,7 +426,7 @@ def test_diversity_is_over_that_of_real_images_of_the_target(sample) -> None:
     assert f"({len(ratios)} target classes)" in claim.measured
 
 
-def test_what_is_vague_is_measured(sample) -> None:
+def test_vague_statements_are_measured(sample) -> None:
     assert claim_of(digits.same_class(sample)).numbers["alpha_is_nan"]
     bits = claim_of(digits.bits_per_dim(sample)).numbers
     assert bits["constant"] == pytest.approx(math.log2(2 * math.pi / 2))
@@ -483,14 +485,14 @@ def test_the_worst_group_of_votes_decides() -> None:
     assert judge([[True, False], [False]]) == "refuted"
 
 
-def test_numbers_in_words_have_their_interval_in_order() -> None:
+def test_formatted_numbers_have_their_interval_in_order() -> None:
     share = proportion(torch.arange(200) < 30)
     low, high = scipy.stats.binomtest(30, 200).proportion_ci(0.95, method="wilson")
     assert show(share, ".2%") == f"15.00 % [{100 * low:.2f}, {100 * high:.2f}]"
     assert show(Interval(0.5, 0.25, 0.875, 8), ".2f") == "0.50 [0.25, 0.88]"
 
 
-def test_every_claim_says_where_it_is_made_and_every_limit_why() -> None:
+def test_every_claim_has_a_place_and_every_limit_a_reason() -> None:
     artefacts = {artefact.name for artefact in ARTEFACTS}
     for entry in entries().values():
         assert entry.sentence.endswith(".")
@@ -501,7 +503,7 @@ def test_every_claim_says_where_it_is_made_and_every_limit_why() -> None:
             datetime.date.fromisoformat(limit["set"])
 
 
-def test_the_page_counts_verdicts_and_says_what_measures_more() -> None:
+def test_the_page_counts_verdicts_and_names_further_measurements() -> None:
     verdicts = ("supported", "refuted", "supported", "untested")
     claims = [
         Claim(f"n{k}", "4.2", f"It is so {k}.", verdict, "Yes.", command="more" if k == 1 else "x")

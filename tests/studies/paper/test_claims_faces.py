@@ -120,7 +120,7 @@ def test_smiles_are_cheekbones_where_maps_are_alike_beyond_other_faces(
     assert "same for 75.0 % [" in claim.measured
 
 
-def test_shares_in_the_mouth_are_percent_in_words() -> None:
+def test_shares_in_the_mouth_are_written_in_per_cent() -> None:
     regions = tuple(Region(name, 0.37, near(1.5)) for name in REGION_NAMES)
     claim = claim_of(faces.whole_face(audit_with(regions=regions)))
     assert claim.measured.startswith("37 % of the change lies in the region of the mouth")

@@ -85,7 +85,7 @@ def parts(pattern: Tensor) -> dict[int, Left]:
     return averages.independent_parts(model, pairs, training, CUE, judges, 200, 0, LEVEL)
 
 
-def test_what_is_independent_of_the_class_cancels_as_one_over_n() -> None:
+def test_features_independent_of_the_class_cancel_as_one_over_n() -> None:
     left = parts(torch.zeros(K, 28, 28))
     assert list(left) == [1, 10, 100, N // K]
     for n, each in left.items():

@@ -49,7 +49,7 @@ def test_draws_are_random_right_and_the_same_again(context) -> None:
     assert first.max() > 5000
 
 
-def test_too_few_images_are_said(context) -> None:
+def test_too_few_images_are_refused(context) -> None:
     model, data = digits.mnist(context)
     mislabelled = Dataset(data.images[:3], (data.labels[:3] + 1) % 10, data.class_names)
     with pytest.raises(InputError, match="only 0 of 3"):
@@ -193,7 +193,7 @@ def small() -> tuple[Model, Explanation]:
     return model, model.explain(images)
 
 
-def test_numbers_beside_a_figure_are_of_what_it_shows(small) -> None:
+def test_numbers_of_a_figure_are_those_of_its_images(small) -> None:
     model, e = small
     pairs = ((0, 0), (0, 1), (3, 1), (6, 0))
     shown = Shown(e, pairs, tuple(range(100, 108)))
@@ -233,7 +233,7 @@ def test_the_largest_gap_is_of_the_pair_that_ties_least(small) -> None:
     assert max(gaps) > min(gaps) + 0.1
 
 
-def test_captions_are_what_the_model_says_of_stored_images(small) -> None:
+def test_captions_show_the_prediction_of_stored_images(small) -> None:
     """A third class that wins at the tipping point is named, and what is not q is a warning."""
     model, e = small
     certificate = e.convincing_certificate

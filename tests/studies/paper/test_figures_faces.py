@@ -104,7 +104,7 @@ def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatc
         assert not np.array_equal(cnn[5 * row + 1], inn[7 * row + 3])
 
 
-def test_a_missing_network_is_told_with_its_command(context, tmp_path) -> None:
+def test_a_missing_network_is_reported_with_its_command(context, tmp_path) -> None:
     with pytest.raises(InputError, match="ecinn inception celeba/Smiling --out"):
         faces.figure_9(with_inception(context, tmp_path))
 

@@ -150,7 +150,7 @@ def test_of_real_digits(mnist) -> None:
     )
 
 
-def test_the_caption_says_what_the_numbers_are(found, generator, monkeypatch) -> None:
+def test_the_caption_explains_the_numbers(found, generator, monkeypatch) -> None:
     """Of points on both sides of the line, of either class another share."""
     points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
     points[1] += found.normal / found.normal.norm()

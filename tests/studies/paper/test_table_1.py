@@ -79,7 +79,7 @@ def test_our_rows_are_what_was_measured(files: tuple[Path, Path]) -> None:
     assert "Errors are measured on 1,000 or 10,000 test images" in words.notes[0]
 
 
-def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+def test_rows_that_were_not_run_are_marked(tmp_path: Path) -> None:
     rows = table_1.rows(checkpoint, tmp_path / "none.json", tmp_path / "neither.json")
     words = table_1.table(rows).markdown()
     (line,) = [line for line in words.splitlines() if "re-run |" in line]
