@@ -183,7 +183,7 @@ def test_confident_alpha_gives_the_asked_confidence(classes: int, confidence: fl
     assert (further.gather(1, q[:, None]).squeeze(1) > obtained)[reachable].all()
 
 
-def test_unreachable_confidence_is_told_and_the_highest_given() -> None:
+def test_an_unreachable_confidence_returns_the_highest() -> None:
     """By brute force over a fine grid of α."""
     z, delta, mu, _, q = line_in_latent_space(10, seed=1)
     alpha, reachable = equations.confident_alpha(z, delta, mu, q, 0.99)

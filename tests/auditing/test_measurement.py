@@ -189,7 +189,7 @@ def test_rates_of_subgroups_are_counted_one_by_one(finished: Audit, data: Datase
     assert sum(group.n for group in finished.classes) == 50
 
 
-def test_texture_counts_in_what_is_typical(faces: Model, data: Dataset) -> None:
+def test_texture_decides_what_is_typical(faces: Model, data: Dataset) -> None:
     """With a texture limit at the median, half of the images are out of distribution."""
     frequency = torch.arange(64) % 3
     z = faces.classifier.encode(faces.pixels(data.images))

@@ -243,7 +243,7 @@ def test_the_list_needs_no_matplotlib() -> None:
     assert "figure-10" in done.stdout
 
 
-def test_a_figure_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+def test_a_figure_without_matplotlib_names_the_extra_to_install(tmp_path: Path) -> None:
     done = without_matplotlib("paper", "figure-3", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "ecinn[paper]" in done.stderr

@@ -86,7 +86,7 @@ def test_confidence_outside_is_refused(rotation, x, confidence: float) -> None:
         explain(rotation, rotation.mu_bar, x, "all", confidence=confidence)
 
 
-def test_confidence_that_a_third_class_forbids_is_told_with_the_highest() -> None:
+def test_a_confidence_that_a_third_class_forbids_is_noted_with_the_highest() -> None:
     """The mean of a third class lies on the way; q is never surer than about a half."""
     rotation = BrightRotation(classes=3)
     first, second = torch.eye(16, dtype=torch.float64)[:2]

@@ -181,13 +181,13 @@ def test_all_targets_are_the_other_classes() -> None:
         ([0.5], "whole numbers"),
     ],
 )
-def test_wrong_targets_are_refused_in_words(target: object, says: str) -> None:
+def test_wrong_targets_are_refused(target: object, says: str) -> None:
     with pytest.raises(InputError, match=says):
         # Bypass the runtime type checker, which users do not run.
         resolve_targets.__wrapped__(target, torch.tensor([0, 1]), 3, ["zero", "one", "two"])
 
 
-def test_the_sheet_says_what_was_requested(rotation, x) -> None:
+def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
     """The name of the end, the share that is shown, warnings, and the scale of the colours."""
     names = ("a", "b", "c", "d")
     for confidence in (None, 0.25):

@@ -185,6 +185,6 @@ def test_confidences_of_numpy(rotation, x, confidence) -> None:
 
 
 @pytest.mark.parametrize("confidence", ["0.9", True, math.inf, 90])
-def test_what_is_no_confidence_is_refused(rotation, x, confidence) -> None:
+def test_invalid_confidences_are_refused(rotation, x, confidence) -> None:
     with pytest.raises(InputError, match=r"0\.9 is 90 %"):
         explain.__wrapped__(rotation, rotation.mu_bar, x, "all", confidence=confidence)

@@ -290,7 +290,7 @@ def test_errors_are_counted_for_every_attribute() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_what_was_measured(trained, tmp_path: Path) -> None:
+def test_saved_networks_have_the_measured_errors(trained, tmp_path: Path) -> None:
     path = tmp_path / "teacher.safetensors"
     trained.save(path)
     loaded = load_teacher(path, CPU)

@@ -208,7 +208,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_arrays_are_refused_in_words(wrong: str, tmp_path: Path) -> None:
+def test_wrong_arrays_are_refused(wrong: str, tmp_path: Path) -> None:
     write_folder(tmp_path)
     who, arrays, says = WRONG[wrong]
     replace_arrays(tmp_path / "data" / who / "mnist.npz", **arrays)

@@ -261,7 +261,7 @@ def test_the_table_has_a_row_per_level(model: Model, data: Dataset) -> None:
     assert second[1:4] == ("99", "200", "98.50 (95.7 – 99.5)")
 
 
-def test_the_command_asks_the_network_that_lies_beside(
+def test_the_command_uses_the_network_in_the_inception_folder(
     stored: str, other: Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "Smiling.json").write_text(json.dumps({"errors": {"test": 0.25}}))

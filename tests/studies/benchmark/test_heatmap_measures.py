@@ -58,7 +58,7 @@ def perfect_for(winner: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("winner", ["ecinn", "deep_lift"])
-def test_a_perfect_map_wins_localisation_and_who_loses_is_told(monkeypatch, winner) -> None:
+def test_a_perfect_map_wins_localisation_and_losses_are_reported(monkeypatch, winner) -> None:
     monkeypatch.setattr(heatmaps, "heatmaps", perfect_for(winner))
     result, _ = measure(small_model(), methods=("deep_lift",))
     block = result.blocks[0]

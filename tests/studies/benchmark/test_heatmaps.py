@@ -253,7 +253,7 @@ def test_seed_decides_and_batch_size_does_not(subject) -> None:
             assert figure.mean == pytest.approx(same.figures[name].mean, rel=1e-2, abs=1e-3)
 
 
-def test_tally_counts_what_is_new_and_fair(measured) -> None:
+def test_tally_counts_new_and_fair_comparisons(measured) -> None:
     tables = {t.title: " ".join(t.notes) for t in heatmap_tables.heatmap_tables(measured[0])}
     inn, cnn = (words for title, words in tables.items() if "minus" in title)
     assert "It is better in" not in cnn
@@ -377,7 +377,7 @@ def test_similarity_has_a_sign_but_for_random_weights(generator) -> None:
     assert list(noisy.values())[1].tolist() == pytest.approx(ranks)
 
 
-def test_wrong_input_is_refused_in_words(subject) -> None:
+def test_wrong_input_is_refused(subject) -> None:
     with pytest.raises(InputError, match="between 2 and the 12"):
         measure(subject[0], n=1)
     with pytest.raises(InputError, match="named twice"):

@@ -189,7 +189,7 @@ def test_figures_are_those_of_an_evaluation(model: Model, data: Dataset) -> None
         assert spread.deviation == pytest.approx(float(np.std(values, ddof=1)), abs=2e-5)
 
 
-def test_the_seed_says_it_all(model: Model, data: Dataset) -> None:
+def test_the_result_is_a_function_of_the_seed(model: Model, data: Dataset) -> None:
     state = {name: value.clone() for name, value in model.classifier.state_dict().items()}
     result = measure_rounding(model, data, draws=3, seed=1)
     assert result == measure_rounding(model, data, draws=3, seed=1)

@@ -563,7 +563,7 @@ def test_fingerprint_is_of_the_weights(mnist) -> None:
     assert record.fingerprint(again) != record.fingerprint(mnist)
 
 
-def test_what_json_cannot_say_is_null() -> None:
+def test_values_that_json_lacks_are_null() -> None:
     value = {"a": float("nan"), "b": [float("inf"), 1.5], "c": (True, None)}
     assert record.jsonable(value) == {"a": None, "b": [None, 1.5], "c": [True, None]}
 

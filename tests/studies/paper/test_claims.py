@@ -156,7 +156,7 @@ def test_tipping_points_are_equally_far_from_both_means(sample, monkeypatch) -> 
 
 
 @pytest.mark.slow
-def test_a_broken_model_reaches_nothing_and_convinces_nobody(sample, judges) -> None:
+def test_a_broken_model_reaches_and_convinces_nothing(sample, judges) -> None:
     assert claim_of(digits.reaches_target(sample)).verdict in ("supported", "partly")
     assert claim_of(digits.reaches_target(sample)).numbers["reached"].mean >= 0.95
     wrong = broken(sample)
