@@ -237,12 +237,14 @@ def without_matplotlib(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_list_needs_no_matplotlib() -> None:
     done = without_matplotlib("paper", "list")
     assert done.returncode == 0, done.stderr
     assert "figure-10" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_figure_without_matplotlib_names_the_extra_to_install(tmp_path: Path) -> None:
     done = without_matplotlib("paper", "figure-3", "--out", str(tmp_path))
     assert done.returncode == 2
