@@ -223,11 +223,6 @@ def test_the_same_seed_gives_the_same_files() -> None:
         assert path.read_bytes() == (Path("two") / path.name).read_bytes()
 
 
-def test_the_command_line_starts_without_matplotlib() -> None:
-    code = "import sys, ecinn.cli; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def without_matplotlib(*arguments: str) -> subprocess.CompletedProcess:
     code = (
         f"import sys; sys.modules['matplotlib'] = None; sys.argv = {['ecinn', *arguments]};"
