@@ -140,7 +140,7 @@ def run_examples(page: Path) -> dict[str, object]:
 def test_readme_python_runs(workshop: Path) -> None:
     names = run_examples(ROOT / "README.md")
     assert bool(names["e"].convincing_certificate.reached)
-    assert bool(names["sure"].as_asked)
+    assert bool(names["sure"].as_requested)
     assert (workshop / "three-to-eight.png").exists()
 
 

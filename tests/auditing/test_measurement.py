@@ -183,7 +183,7 @@ def test_rates_of_subgroups_are_counted_one_by_one(finished: Audit, data: Datase
         assert 0 < typical < n
         assert group.typical_counterfactual == wilson(still_typical, n)
         assert group.change.mean == pytest.approx(np.mean(changes), rel=1e-5)
-        # Of an even number the lower of the two in the middle.
+        # The lower of the two middle values if their number is even.
         assert group.median_change == pytest.approx(sorted(changes)[(n - 1) // 2], rel=1e-5)
     assert [group.name for group in finished.subgroups[:2]] == ["not male", "male"]
     assert sum(group.n for group in finished.classes) == 50

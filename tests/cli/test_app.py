@@ -126,7 +126,7 @@ def test_a_missing_package_names_the_extra_to_install(module: str, extra: str) -
     assert any(re.match(rf"{distribution}\b", requirement) for requirement in installed)
 
 
-def test_a_broken_package_is_one_line() -> None:
+def test_import_error_prints_one_line() -> None:
     error = ImportError("libcudart.so.12: cannot open shared object file", name="torch._C")
     line = fails(commands=raising(error), code=1)
     assert "cannot import torch: libcudart.so.12" in line

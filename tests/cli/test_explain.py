@@ -234,7 +234,7 @@ def test_a_missed_target_suggests_the_correction_once(
     describe(report, None)
     assert "try --correct" not in capsys.readouterr().out
     (target,) = report["targets"]
-    target |= {"as_asked": False, "corrections": corrections}
+    target |= {"as_requested": False, "corrections": corrections}
     describe(report, None)
     printed = capsys.readouterr().out
     assert ("try --correct" in printed) == (corrections == 0)

@@ -60,7 +60,7 @@ def test_the_registry_is_the_paper_in_its_order() -> None:
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_all_skips_what_needs_faces_in_one_line_and_makes_the_rest() -> None:
+def test_all_skips_artefacts_with_missing_data_and_makes_the_rest() -> None:
     code, stdout, stderr = run("paper", "all", "--out", "here")
     assert code == 0, stderr
     lines = [line for line in stderr.splitlines() if line.startswith("skipped")]
@@ -102,7 +102,7 @@ def test_figure_10_is_skipped_in_one_line_where_its_models_are_missing() -> None
 
 
 @pytest.mark.usefixtures("nothing_ships")
-def test_a_folder_of_models_at_ascending_beta_goes_before_what_ships(monkeypatch) -> None:
+def test_a_given_beta_folder_takes_precedence_over_shipped_results(monkeypatch) -> None:
     Path("models").mkdir()
     assert "no trade_off.safetensors in models" in fails("paper", "all", "--beta", "models")
     assert "in nowhere" in fails("paper", "all", "--beta", "nowhere")
@@ -120,7 +120,7 @@ def test_a_folder_of_models_at_ascending_beta_goes_before_what_ships(monkeypatch
     assert "needs --beta" not in run("paper", "list")[1]
 
 
-def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
+def test_skipped_parts_are_named(artefacts, monkeypatch) -> None:
     half = Artefact(
         "figure-9", "half of it", lambda context: Made(skipped={"figure-9b": "inception"})
     )
@@ -135,7 +135,7 @@ def test_a_part_that_was_left_out_is_named(artefacts, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_given_folders_and_seeds_are_used(tmp_path: Path) -> None:
+def test_given_folders_reach_the_context(tmp_path: Path) -> None:
     (tmp_path / "faces").mkdir()
     code, _, stderr = run("paper", "all", "--celeba", "faces", "--inception", "faces", "--seed", 7)
     assert code == 0, stderr
@@ -154,7 +154,7 @@ def test_given_folders_and_seeds_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_one_by_name_and_parts_of_the_supplement_together() -> None:
+def test_single_names_and_the_whole_supplement() -> None:
     code, _, stderr = run("paper", "figure-2", "table-1", "--out", "one")
     assert code == 0, stderr
     assert {path.suffix for path in Path("one").iterdir()} == {".pdf", ".png", ".json", ".md"}
@@ -174,13 +174,13 @@ def test_wrong_input_ends_in_one_line_and_writes_nothing() -> None:
     assert not Path("no").exists()
 
 
-def test_a_folder_of_the_environment_that_is_not_there_is_an_error(artefacts, monkeypatch) -> None:
+def test_a_missing_folder_in_the_environment_is_an_error(artefacts, monkeypatch) -> None:
     monkeypatch.setenv("ECINN_CELEBA", "nowhere")
     assert "no folder nowhere" in fails("paper", "all", "--out", "no")
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_list_names_all_and_what_they_need() -> None:
+def test_list_names_all_artefacts_and_their_needs() -> None:
     code, stdout, _ = run("paper", "list")
     assert code == 0
     rows = {line.split()[0]: line for line in stdout.splitlines()}
@@ -193,7 +193,7 @@ def test_list_names_all_and_what_they_need() -> None:
 
 
 @pytest.mark.usefixtures("artefacts")
-def test_of_some_names_those_that_can_be_made_are_made() -> None:
+def test_available_artefacts_are_made_although_others_lack_data() -> None:
     code, stdout, stderr = run("paper", "figure-1", "figure-2", "--out", "here")
     assert code == 1
     assert "figure-2" in stdout
@@ -202,7 +202,7 @@ def test_of_some_names_those_that_can_be_made_are_made() -> None:
     assert Path("here/figure-2.pdf").is_file()
 
 
-def test_one_that_fails_does_not_keep_the_others_from_being_made(artefacts, monkeypatch) -> None:
+def test_a_failing_artefact_does_not_stop_the_others(artefacts, monkeypatch) -> None:
     broken = Artefact("figure-3", "broken", failing)
     monkeypatch.setattr(registry, "ARTEFACTS", (broken, simple("figure-4")))
     code, _, stderr = run("paper", "all", "--out", "here")

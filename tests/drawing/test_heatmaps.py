@@ -32,7 +32,7 @@ def maps(generator) -> Tensor:
     return torch.randn((2, 1, 12, 12), generator=generator)
 
 
-def test_limit_is_a_percentile_of_the_channels_mean() -> None:
+def test_limit_is_a_percentile_of_the_absolute_channel_mean() -> None:
     values = torch.arange(-100.0, 101.0).reshape(1, 3, 67)
     assert robust_limit(values, 100.0) == 100
     # Of |−100 … 100| every value but 0 is there twice: the median is 50.

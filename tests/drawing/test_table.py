@@ -16,6 +16,11 @@ def test_markdown_has_a_line_per_row_and_escapes_its_separator() -> None:
     ]  # fmt: skip
 
 
+def test_columns_are_aligned_as_given() -> None:
+    table = Table("", ("name", "size", "meaning"), (), align="lrl")
+    assert table.markdown().splitlines()[1] == "|---|---:|---|"
+
+
 def test_records_become_rows_under_their_headings() -> None:
     table = Table.of("t", [{"a": "1", "b": "2"}, {"b": "4", "a": "3"}], ["note"])
     assert table == Table("t", ("a", "b"), (("1", "2"), ("3", "4")), ("note",))

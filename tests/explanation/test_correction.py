@@ -107,7 +107,7 @@ def test_a_confidence_that_a_third_class_forbids_is_noted_with_the_highest() -> 
     assert corrected.corrections.sum() == 0  # nothing to be had by trying
 
 
-def test_verified_images_are_read_as_was_asked_and_every_try_is_counted() -> None:
+def test_corrected_images_fulfil_the_request_and_every_try_is_counted() -> None:
     """Rounding a strongly stretched rotation disturbs the posterior by more than is tolerated."""
     rotation = BrightRotation(stretch=30.0, seed=3)
     rotation.mu *= 2
@@ -247,17 +247,17 @@ def test_path_ends_at_the_corrected_counterfactual() -> None:
     assert e.passes == 5
 
 
-def test_missed_requests_are_noted() -> None:
+def test_a_missed_request_is_reported() -> None:
     """Rounding a strongly stretched rotation leaves no 8-bit image near the asked confidence."""
     rotation = BrightRotation(stretch=250.0, seed=3)
     x = rotation.decode(rotation.mu)
     e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7)
     of_q = e.convincing_certificate.verdict.gather(-1, e.q[..., None]).squeeze(-1)
     expected = ((of_q - 0.7).abs() <= TOLERANCE) & e.convincing_certificate.reached
-    assert torch.equal(e.as_asked, expected)
-    assert not e.as_asked.all()
+    assert torch.equal(e.as_requested, expected)
+    assert not e.as_requested.all()
     plain = explain(rotation, rotation.mu_bar, x, "all")
-    assert torch.equal(plain.as_asked, plain.convincing_certificate.reached)
+    assert torch.equal(plain.as_requested, plain.convincing_certificate.reached)
 
 
 def test_plot_of_a_way_backwards_stays_inside(rotation, x) -> None:

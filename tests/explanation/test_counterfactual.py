@@ -203,7 +203,7 @@ def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
             shown = int(e.convincing_certificate.winner[0, column]) if confidence is None else q
             share = float(e.convincing_certificate.verdict[0, column, shown])
             assert panel.caption == f"{names[shown]}  {pictures.percent(share)}"
-            fulfilled = shown == q if confidence is None else bool(e.as_asked[0, column])
+            fulfilled = shown == q if confidence is None else bool(e.as_requested[0, column])
             assert panel.warning != fulfilled
         limit = max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[0])
         assert f"full colour: ±{100 * limit:.0f} %" in sheet.names[3][1]

@@ -164,10 +164,10 @@ def test_notes_warn_of_what_a_reader_should_know(e: Explanation) -> None:
     third, reachable = e.third_class.clone(), e.reachable.clone()
     third[:], reachable[:] = -1, True
     third[0, 1], reachable[0, 2] = 3, False
-    asked = torch.ones_like(e.as_asked)
+    asked = torch.ones_like(e.as_requested)
     asked[1, 0] = False
     e = dataclasses.replace(
-        e, out_of_distribution=flags, third_class=third, reachable=reachable, as_asked=asked
+        e, out_of_distribution=flags, third_class=third, reachable=reachable, as_requested=asked
     )
     first, second = e.notes[0], e.notes[1]
     assert first[0] == "inverted"

@@ -109,7 +109,7 @@ def test_size_of_a_disc_and_of_a_bar() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(10.0, 4.0), (22.0, 2.0), (6.0, 16.0)])
-def test_box_is_as_high_and_as_broad_as_what_was_drawn(height, width) -> None:
+def test_box_has_the_size_of_the_drawn_bar(height, width) -> None:
     bar = draw(lambda down, across: (abs(down - 15) < height / 2) & (abs(across - 22) < width / 2))
     assert strokes.box_height(bar).item() == pytest.approx(height)
     assert strokes.box_width(bar).item() == pytest.approx(width)

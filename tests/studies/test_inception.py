@@ -21,7 +21,7 @@ from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.cli import app, progress
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.progress import Progress
 from ecinn.studies.inception import network as inception
 from ecinn.studies.inception.network import InceptionClassifier, MaxPool, with_relu_modules
@@ -173,7 +173,7 @@ def test_training_is_adam_at_a_constant_rate_on_the_cross_entropy() -> None:
         theta = theta - 0.01 * unbiased[0] / (unbiased[1].sqrt() + 1e-8)
     settings = dataclasses.replace(PLAIN, epochs=5, batch_size=12, learning_rate=0.01)
     curve = fit(network, data, settings).curve
-    assert [p.loss for p in curve] == pytest.approx(losses, rel=1e-4)
+    assert [p["loss"] for p in curve] == pytest.approx(losses, rel=1e-4)
     fitted = torch.cat([network[1].weight, network[1].bias[:, None]], 1).detach().double()
     torch.testing.assert_close(fitted, theta, atol=1e-4, rtol=1e-3)
 
@@ -183,7 +183,7 @@ def test_a_planted_cue_is_learned_and_the_error_is_that_of_unseen_images() -> No
     settings = dataclasses.replace(TINY, epochs=15, batch_size=20, learning_rate=0.02)
     test = tinted(60, seed=1)
     curve = fit(network, tinted(200), settings).curve
-    assert curve[-1].loss < 0.3 * curve[0].loss
+    assert curve[-1]["loss"] < 0.3 * curve[0]["loss"]
     network.train()
     assert error_rate(network, test) < 0.05
     assert network.training
@@ -244,25 +244,17 @@ def test_progress_counts_steps_and_images() -> None:
     assert trained.images == 360
     for report, epoch in zip(seen[1::2], trained.curve, strict=True):
         figures = report.figures
-        assert (figures["epoch"], figures["loss"]) == (epoch.epoch, epoch.loss)
-        assert figures["error"] == epoch.error
-        assert epoch.loss == pytest.approx(math.log(2), abs=0.05)
+        assert all(figures[name] == epoch[name] for name in ("epoch", "loss", "error"))
+        assert epoch["loss"] == pytest.approx(math.log(2), abs=0.05)
     rates = [p.figures["images_per_second"] for p in seen]
     assert rates[-1] * trained.seconds == pytest.approx(360)
     assert trained.seconds > 2 * 50 / rates[0]
 
 
-def test_a_loss_that_is_not_finite_stops_the_training() -> None:
-    network = Recorder()
-    network.bias.data.fill_(math.nan)
-    with pytest.raises(EcinnError, match="the loss became nan") as caught:
-        fit(network, tinted(20), TINY)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def trained() -> InceptionResult:
-    return train_inception(tinted(32), tinted(30, 1), TINY, device=CPU, validation=tinted(20, 2))
+    held_out = {"test": tinted(30, 1), "validation": tinted(20, 2)}
+    return train_inception(tinted(32), held_out, TINY, device=CPU)
 
 
 @pytest.mark.slow
@@ -272,7 +264,7 @@ def test_the_real_network_learns_the_planted_cue() -> None:
         torch.manual_seed(0)
         network = InceptionClassifier(2, 75)
         curve = fit(network, tinted(16), dataclasses.replace(PLAIN, epochs=6)).curve
-    assert min(p.loss for p in curve[3:]) < 0.7 * curve[0].loss
+    assert min(p["loss"] for p in curve[3:]) < 0.7 * curve[0]["loss"]
 
 
 @pytest.mark.slow
@@ -303,7 +295,7 @@ def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(traine
     with torch.random.fork_rng([]):
         torch.rand(1)
         before = torch.random.get_rng_state(), torch.backends.cudnn.benchmark
-        again = train_inception(tinted(32), tinted(4, 1), TINY, device=CPU)
+        again = train_inception(tinted(32), {"test": tinted(4, 1)}, TINY, device=CPU)
         assert torch.equal(torch.random.get_rng_state(), before[0])
         assert torch.backends.cudnn.benchmark == before[1]
     assert set(again.errors) == {"test"}
@@ -311,24 +303,18 @@ def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(traine
     assert all(torch.equal(first[name], second[name]) for name in first)
     settings = dataclasses.replace(TINY, seed=1)
     other = train_inception(
-        tinted(2), tinted(4, 1), settings, device=CPU
+        tinted(2), {"test": tinted(4, 1)}, settings, device=CPU
     ).classifier.network.fc.weight
     assert not torch.allclose(first["network.fc.weight"], other, atol=0.05)
 
 
 def test_unsuitable_data_and_settings_are_refused() -> None:
     data = tinted(8)
-
-    def refuse(says: str, train: Dataset = data, test: Dataset = data, **changes) -> None:
-        with pytest.raises(InputError, match=says):
-            train_inception(train, test, dataclasses.replace(TINY, **changes), device=CPU)
-
-    refuse("3 channels, not 1", dataclasses.replace(data, images=data.images[:, :1]))
-    refuse("75 pixels, not 64", side=64)
-    refuse("two training images", data.first(1))
-    refuse("one epoch", epochs=0)
-    refuse("test images", test=dataclasses.replace(data, class_names=("other", "names")))
-    refuse("test images", test=Dataset(data.images[:0], data.labels[:0], data.class_names))
+    grey = dataclasses.replace(data, images=data.images[:, :1])
+    with pytest.raises(InputError, match="3 channels, not 1"):
+        train_inception(grey, {"test": data}, TINY, device=CPU)
+    with pytest.raises(InputError, match="75 pixels, not 64"):
+        train_inception(data, {"test": data}, dataclasses.replace(TINY, side=64), device=CPU)
 
 
 @pytest.mark.slow
@@ -409,18 +395,13 @@ def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> Non
     assert "training" in result.stderr
 
 
-def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "network.json"):
-        error = run("celeba/Smiling", "--out", path, "--device", "cpu").exception
-        assert isinstance(error, InputError)
-        assert str(error).startswith("--out must name a file")
+def test_command_needs_an_attribute_of_celeba(faces, tmp_path: Path) -> None:
+    assert "not on mnist" in str(run("mnist", "--out", tmp_path / "file").exception)
     assert faces == []
 
 
 @pytest.mark.slow
 def test_command_is_imported_without_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib"]
-    program = (
-        f"import sys; sys.modules.update(dict.fromkeys({absent})); import ecinn.cli.inception"
-    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import ecinn.cli.networks"
     subprocess.run([sys.executable, "-c", program], check=True)

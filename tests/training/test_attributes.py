@@ -80,6 +80,13 @@ def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> 
     assert torch.allclose(with_attributes.loss, alone.loss + 3.0 * cross_entropy, atol=1e-5)
 
 
+@pytest.fixture
+def taught(data: Dataset) -> Dataset:
+    assert data.attributes is not None
+    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
+    return dataclasses.replace(data, attributes=every, attribute=0)
+
+
 class ColourTeacher(torch.nn.Module):
     """A teacher whose log-odds are the mean colours."""
 
@@ -89,12 +96,9 @@ class ColourTeacher(torch.nn.Module):
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_targets_are_mixed_with_the_teachers_predictions(
-    recipe: Recipe, data: Dataset, share: float
+    recipe: Recipe, taught: Dataset, share: float
 ) -> None:
     """Labels and predictions are mixed for class and attributes; then the class is smoothed."""
-    assert data.attributes is not None
-    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
-    data = dataclasses.replace(data, attributes=every, attribute=0)
     still = dataclasses.replace(recipe.architecture, dropout=0.0)
     recipe = dataclasses.replace(
         recipe, architecture=still, distillation_weight=share, label_smoothing=0.1
@@ -106,10 +110,11 @@ def test_targets_are_mixed_with_the_teachers_predictions(
         generator = torch.Generator().manual_seed(1)
         weight = torch.randn(state.attribute_head.weight.shape, generator=generator)
         state.attribute_head.weight.copy_(0.1 * weight)
-    step = OptimisationStep(recipe, data, state, CPU)
+    step = OptimisationStep(recipe, taught, state, CPU)
     step.batch.copy_(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
-    wanted = share * torch.sigmoid(ColourTeacher()(loss.x)) + (1 - share) * every[step.batch]
+    predicted, labels = torch.sigmoid(ColourTeacher()(loss.x)), taught.attributes[step.batch]
+    wanted = share * predicted + (1 - share) * labels
     smoothed = 0.9 * wanted[:, 0] + 0.05
     z, log_det = state.classifier.encode_with_log_det(loss.x)
     log_p = equations.log_posterior(z, state.classifier.mu)
@@ -130,13 +135,6 @@ class OppositeTeacher(ColourTeacher):
 
     def forward(self, x: Tensor) -> Tensor:
         return -super().forward(x)
-
-
-@pytest.fixture
-def taught(data: Dataset) -> Dataset:
-    assert data.attributes is not None
-    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
-    return dataclasses.replace(data, attributes=every, attribute=0)
 
 
 @pytest.mark.slow

@@ -317,14 +317,14 @@ def test_counterfactual_loss_is_distance_divergence_and_the_critics_view(
         q = torch.arange(64) % 10
         z_hat = first.z + 0.5 * torch.randn(first.z.shape, generator=step.generator)
         x_hat = classifier.decode(z_hat).clamp(0, 1)
-        loss = float(step._counterfactual_loss(first, z_hat, x_hat, q, 12))
+        loss = float(step._counterfactual_loss(first.x, z_hat, x_hat, q, 12))
         asked = (-0.5 * torch.cdist(z_hat, mu).square()).softmax(1).double()
         stored = classifier.encode(to_pixels(to_uint8(x_hat)))
         obtained = (-0.5 * torch.cdist(stored, mu).square()).softmax(1).double()
         expected = proximity * float((x_hat - first.x).abs().mean())
         divergence = (asked * (asked.log() - obtained.log())).nan_to_num(0.0).sum(1).mean()
         expected += faithfulness * float(divergence)
-        expected -= realism * float(step.tuned.critic(x_hat[:12], q[:12]).mean())
+        expected -= realism * float(step.state.critic(x_hat[:12], q[:12]).mean())
     assert loss == pytest.approx(expected, rel=2e-3, abs=1e-5)
     assert abs(loss) > 1e-4
 
@@ -384,7 +384,7 @@ def test_half_of_a_batch_goes_to_alpha_1_and_half_to_confidences_between_p_and_q
     """Also where the measured means are further apart than the model's."""
     step = refinement_step(refined, data)
     mu = step.state.classifier.mu.detach()
-    step.tuned.means.mu_bar.copy_(apart * mu)
+    step.state.means.mu_bar.copy_(apart * mu)
     p = torch.arange(40) % 10
     q = step._other_class(p)
     assert (q != p).all()
@@ -413,11 +413,11 @@ def test_refinement_decodes_what_it_encoded(refined: Recipe, data: Dataset) -> N
 
 def test_running_means_follow_the_batch(refined: Recipe, data: Dataset) -> None:
     step = refinement_step(refined, data)
-    before = step.tuned.means.mu_bar.clone()
+    before = step.state.means.mu_bar.clone()
     z = torch.randn((30, before.shape[1]), generator=torch.Generator().manual_seed(2))
     label = torch.arange(30) % 3
     step._update_means(z, label)
-    after = step.tuned.means.mu_bar
+    after = step.state.means.mu_bar
     for k in range(3):
         expected = 0.98 * before[k] + 0.02 * z[label == k].mean(0)
         torch.testing.assert_close(after[k], expected)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ecinn.web.batching import Batcher, Bounds, FullError
+from ecinn.web.batching import Batcher, FullError
+from ecinn.web.settings import Settings
 
 
 class Squares:
@@ -29,19 +30,21 @@ class Squares:
 
 
 def with_batcher(
-    squares: Squares, use: Callable[["Batcher[int, int]"], Awaitable[None]], **bounds: Any
+    squares: Squares,
+    use: Callable[["Batcher[int, int]"], Awaitable[None]],
+    workers: int = 1,
+    **limits: Any,
 ) -> None:
     async def run() -> None:
-        chosen = {"queued": 8, "joined_cost": 100, "join_seconds": 0.02, "workers": 1} | bounds
+        settings = Settings(**{"queued": 8, "pass_values": 100, "join_seconds": 0.02} | limits)
         batcher: Batcher[int, int] = Batcher(
-            squares, Bounds(**chosen), key=lambda n: n % 2, cost=lambda n: 10
+            squares, settings, workers, key=lambda n: n % 2, cost=lambda n: 10
         )
-        batcher.start()
-        try:
-            await asyncio.wait_for(use(batcher), 10)
-        finally:
-            squares.gate.set()
-            await batcher.close()
+        async with batcher.running():
+            try:
+                await asyncio.wait_for(use(batcher), 10)
+            finally:
+                squares.gate.set()
 
     asyncio.run(run())
 
@@ -63,10 +66,10 @@ def test_a_pass_is_bounded_but_a_large_request_is_computed_alone() -> None:
     async def use(batcher: "Batcher[int, int]") -> None:
         await asyncio.gather(*(batcher.submit(n) for n in (2, 4, 6)))
 
-    with_batcher(squares, use, joined_cost=25)
+    with_batcher(squares, use, pass_values=25)
     assert squares.passes == [[2, 4], [6]]
     squares.passes.clear()
-    with_batcher(squares, use, joined_cost=1)
+    with_batcher(squares, use, pass_values=1)
     assert squares.passes == [[2], [4], [6]]
 
 

@@ -14,17 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from ecinn.web import schemas
-from ecinn.web.catalogue import Catalogue, load_catalogue
+from ecinn.web.catalogue import Catalogue
 from ecinn.web.security import CHUNK
 from ecinn.web.settings import Settings
 from helpers.server import FAST, PATIENCE, ask, connect, metric, running, wait_until
 
 SHORT = Settings(threads=1, join_seconds=0.001, head_seconds=0.4, body_seconds=0.6)
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load_catalogue(["mnist"])
 
 
 @pytest.fixture(scope="module")

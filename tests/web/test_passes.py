@@ -15,7 +15,7 @@ from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.web.answers import article, sentences
 from ecinn.web.batching import AbandonedError
-from ecinn.web.passes import BEYOND, Question, SplitNetwork, explain_jointly, predict_jointly
+from ecinn.web.passes import BEYOND, Question, explain_jointly, predict_jointly, split_network
 from helpers.server import HeldClassifier
 
 
@@ -40,7 +40,7 @@ def test_joint_explanations_are_those_computed_alone(mnist: Model, x: Tensor) ->
         Question(x[3:4], (5, 8), path=(0.0, 0.7)),
         Question(x[4:5], (1,), confidence=0.9, correct=True),
     ]
-    answers = explain_jointly(mnist, SplitNetwork(classifier, 32), questions)
+    answers = explain_jointly(mnist, split_network(classifier, 32), questions)
     for question, e in zip(questions, answers, strict=True):
         assert isinstance(e, Explanation)
         targets = question.targets
@@ -63,13 +63,13 @@ def test_joint_explanations_are_those_computed_alone(mnist: Model, x: Tensor) ->
 def test_requests_share_one_encode_one_decode_and_one_check(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     questions = [Question(x[i : i + 1], None) for i in range(6)]
-    explain_jointly(mnist, SplitNetwork(classifier, 100), questions)
+    explain_jointly(mnist, split_network(classifier, 100), questions)
     assert classifier.encoded == [6, 12]
     assert classifier.decoded == [18]
 
 
 def test_without_targets_the_runner_up_is_explained(mnist: Model, x: Tensor) -> None:
-    (e,) = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), [Question(x, None)])
+    (e,) = explain_jointly(mnist, split_network(mnist.classifier, 8), [Question(x, None)])
     assert isinstance(e, Explanation)
     expected = mnist.predict(x).topk(2).indices[:, 1]
     assert e.q[:, 0].tolist() == expected.tolist()
@@ -79,7 +79,7 @@ def test_frames_are_even_and_hold_the_tipping_and_the_convincing_alpha(
     mnist: Model, x: Tensor
 ) -> None:
     question = Question(x[:2], None, path=7)
-    (e,) = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), [question])
+    (e,) = explain_jointly(mnist, split_network(mnist.classifier, 8), [question])
     assert isinstance(e, Explanation)
     assert e.path is not None
     for row in range(2):
@@ -97,8 +97,8 @@ def test_frames_are_even_and_hold_the_tipping_and_the_convincing_alpha(
         torch.testing.assert_close(
             torch.tensor(even), end * BEYOND * torch.arange(7) / 6, atol=1e-5, rtol=1e-5
         )
-    assert question.images(10) == 2 * (1 + 2 + 9)
-    assert Question(x[:3], "all").images(10) == 3 * (1 + 9 * 2)
+    assert question.cost(10) == 784 * 2 * (1 + 2 + 9)
+    assert Question(x[:3], "all").cost(10) == 784 * 3 * (1 + 9 * 2)
 
 
 def test_one_question_that_cannot_be_answered_leaves_the_others_alone(
@@ -107,7 +107,7 @@ def test_one_question_that_cannot_be_answered_leaves_the_others_alone(
     already = int(mnist.predict(x[:1]).argmax())
     far = torch.full_like(x[:1], float("inf"))
     questions = [Question(x[:1], (already,)), Question(far, (3,)), Question(x[1:2], None)]
-    wrong, overflow, right = explain_jointly(mnist, SplitNetwork(mnist.classifier, 8), questions)
+    wrong, overflow, right = explain_jointly(mnist, split_network(mnist.classifier, 8), questions)
     assert isinstance(wrong, InputError)
     assert "already predicted" in str(wrong)
     assert isinstance(overflow, InputError)
@@ -124,7 +124,7 @@ def test_joint_predictions_check_the_texture_too(mnist: Model, x: Tensor) -> Non
     model = copy.copy(mnist)
     limit = float(distances.median())
     model.ood = OODDetector(mnist.ood.log_p, texture._replace(limit=limit + 1e-3))
-    (prediction,) = predict_jointly(model, SplitNetwork(mnist.classifier, 8), [x])
+    (prediction,) = predict_jointly(model, split_network(mnist.classifier, 8), [x])
     assert not isinstance(prediction, InputError)
     assert prediction.out_of_distribution[:, 1].tolist() == (distances > limit + 1e-3).tolist()
     assert prediction.out_of_distribution[:, 1].any()
@@ -132,7 +132,7 @@ def test_joint_predictions_check_the_texture_too(mnist: Model, x: Tensor) -> Non
 
 def test_joint_predictions_are_those_of_the_model(mnist: Model, x: Tensor) -> None:
     noise = torch.rand(x[:1].shape, generator=torch.Generator().manual_seed(1))
-    predictions = predict_jointly(mnist, SplitNetwork(mnist.classifier, 4), [x[:4], noise, x[4:]])
+    predictions = predict_jointly(mnist, split_network(mnist.classifier, 4), [x[:4], noise, x[4:]])
     for prediction, pixels in zip(predictions, (x[:4], noise, x[4:]), strict=True):
         assert not isinstance(prediction, InputError)
         torch.testing.assert_close(
@@ -148,7 +148,7 @@ def test_joint_predictions_are_those_of_the_model(mnist: Model, x: Tensor) -> No
 def test_parts_on_threads_are_the_whole_and_end_when_nobody_waits(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     with ThreadPoolExecutor(2) as threads:
-        network = SplitNetwork(classifier, 4, threads)
+        network = split_network(classifier, 4, threads)
         z, log_det = network.encode_with_log_det(x)
         whole, whole_log_det = mnist.classifier.encode_with_log_det(x)
         torch.testing.assert_close(z, whole, atol=1e-3, rtol=1e-3)
@@ -156,7 +156,7 @@ def test_parts_on_threads_are_the_whole_and_end_when_nobody_waits(mnist: Model, 
         torch.testing.assert_close(network.decode(z), x, atol=1e-3, rtol=1e-3)
     assert sorted(classifier.encoded) == [2, 4]
     asked = iter([True, False])
-    network = SplitNetwork(classifier, 1, wanted=lambda: next(asked))
+    network = split_network(classifier, 1, wanted=lambda: next(asked))
     classifier.decoded.clear()
     with pytest.raises(AbandonedError):
         network.decode(z)
@@ -189,7 +189,7 @@ def test_sentences_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor
 def test_skipped_images_are_reported_with_their_own_question(mnist: Model, x: Tensor) -> None:
     """Samples 0 to 5 are 7, 2, 1, 0, 4, 1."""
     questions = [Question(x[:3], (2,), path=2), Question(x[3:], (1,)), Question(x[2:3], (8,))]
-    network = SplitNetwork(mnist, 8)
+    network = split_network(mnist, 8)
     one, other, last = explain_jointly(mnist, network, questions)
     assert isinstance(one, Explanation)
     assert isinstance(other, Explanation)

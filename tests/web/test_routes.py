@@ -24,19 +24,9 @@ from helpers.server import ask, held, metric, running, wait_until
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load_catalogue(["mnist"])
-
-
-@pytest.fixture(scope="module")
 def address(catalogue: Catalogue) -> Iterator[str]:
     with running(catalogue) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def served(catalogue: Catalogue) -> ServedModel:
-    return catalogue["mnist"]
 
 
 def picture(url: str) -> Image.Image:
@@ -149,6 +139,16 @@ def test_the_answer_has_the_keys_of_to_dict(
     assert target.keys() == expected_target.keys() | {"heatmap", "sentences"}
     for kind, pictures in (("convincing", {"image"}), ("path", {"images", "heatmaps"})):
         assert target[kind].keys() == expected_target[kind].keys() | pictures
+
+
+def test_changes_made_to_an_uploaded_file_are_noted(address: str) -> None:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").save(buffer, "PNG")
+    given = {"png": base64.b64encode(buffer.getvalue()).decode()}
+    body = ask(targets=None) | {"images": [{"sample": 18}, given]}
+    sample, file = post(address, "explain", body).json()["images"]
+    assert not any("256×256" in note for note in sample["notes"])
+    assert any("256×256" in note for note in file["notes"])
 
 
 def test_images_already_predicted_as_the_target_are_reported(address: str) -> None:
@@ -293,10 +293,10 @@ def test_predictions_of_files_do_not_wait_for_drawing(
 ) -> None:
     gate, drawing = threading.Event(), threading.Event()
 
-    def blocked(_: object) -> dict[str, Any]:
+    def blocked(_: object) -> bytes:
         drawing.set()
         assert gate.wait(20)
-        return {}
+        return b"{}"
 
     monkeypatch.setattr("ecinn.web.answers.explanation", blocked)
     with running(catalogue) as address, ThreadPoolExecutor(2) as clients:

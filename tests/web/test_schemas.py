@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from ecinn.web.app import create_app
-from ecinn.web.catalogue import Catalogue, load_catalogue
+from ecinn.web.catalogue import Catalogue
 from helpers.server import FAST, running
 
 CHECKS = (
@@ -25,11 +25,6 @@ CHECKS = (
     response_headers_conformance,
     response_schema_conformance,
 )
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load_catalogue(["mnist"])
 
 
 @pytest.fixture(scope="module")

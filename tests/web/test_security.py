@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
+from ecinn.web.catalogue import Catalogue, ServedModel
 from ecinn.web.security import CONTENT_POLICY
 from ecinn.web.settings import Settings
 from helpers.server import (
@@ -34,16 +34,6 @@ IMPATIENT = Settings(
     bodies_bytes=30_000,
     hosts=("127.0.0.1", "localhost"),
 )
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load_catalogue(["mnist"])
-
-
-@pytest.fixture(scope="module")
-def served(catalogue: Catalogue) -> ServedModel:
-    return catalogue["mnist"]
 
 
 @pytest.fixture(scope="module")

@@ -196,10 +196,10 @@ def _subgroups(dataset: str, data: Dataset, index: Labels) -> list[tuple[str, Te
     """Return name and rows of every subgroup of faces, except by the attribute classified."""
     if not dataset.startswith("celeba/") or data.attributes is None:
         return []
-    attributes, groups = data.attributes[index].bool().cpu(), []
+    groups = []
     for attribute in SUBGROUPS:
         if dataset != f"celeba/{attribute}":
-            present = attributes[:, ATTRIBUTES.index(attribute)]
+            present = data.attributes[index, ATTRIBUTES.index(attribute)].bool().cpu()
             groups += [*zip(class_names(attribute), (~present, present), strict=True)]
     return groups
 
@@ -262,9 +262,9 @@ def _check(model: Model, data: Dataset, others: Mapping[str, Model], n: int) -> 
     if data.images.shape[1:] != shape:
         raise InputError(f"the model needs images of {shape}, not {tuple(data.images.shape[1:])}")
     for name, other in others.items():
-        other_shape, other_classes = other.image_shape, len(other.class_names)
-        if (other_shape, other_classes) != (shape, classes):
+        if (other.image_shape, len(other.class_names)) != (shape, classes):
             raise InputError(
-                f"{name} classifies images of {other_shape} into {other_classes} classes, this "
-                f"model {shape} into {classes}: compare models of the same images and classes"
+                f"{name} classifies images of {other.image_shape} into {len(other.class_names)} "
+                f"classes, this model {shape} into {classes}: compare models of the same images "
+                "and classes"
             )

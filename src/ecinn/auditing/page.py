@@ -1,6 +1,5 @@
 """Render an audit as one self-contained HTML page, from the template `page.html`."""
 
-import base64
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from ecinn.auditing.result import Audit, Comparison, count
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
+from ecinn.drawing.pictures import Array
 from ecinn.pixels import to_uint8
 
 COLUMNS = ("far left", "left", "centre", "right", "far right")
@@ -21,15 +21,6 @@ DIFFERENT = 0.1
 """Similarity of maps up to which two models look at different features."""
 PERCENTILE = 99.9
 """Percentile of a map that gets full colour, so that a single dot stays visible."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG file as a data URL, and its size."""
-
-    url: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ def render(audit: Audit, command: str) -> str:
         command=command,
         version=version("ecinn"),
         names=audit.class_names,
-        mean_image=_picture(overlay_array(mean_image, own_change)),
+        mean_image=overlay_array(mean_image, own_change),
         own_change=own_change,
         cells=ranked_cells(audit),
         examples=(
@@ -67,6 +58,7 @@ def render(audit: Audit, command: str) -> str:
         ),
         face=FACE,
         face_regions=FACE_REGIONS,
+        url=pictures.data_url,
         image=_image,
         heatmap=_heatmap,
         colours=_colours,
@@ -79,14 +71,13 @@ def render(audit: Audit, command: str) -> str:
 
 def ranked_cells(audit: Audit) -> list[Cell]:
     """Return the grid's cells, most changed first, divided as `regions_by_change` does."""
-    (rows, columns), size = audit.grid.shape, audit.images.shape[2:]
-    down, across = (
-        [(int(part[0]) / pixels, (int(part[-1]) + 1) / pixels) for part in parts]
-        for pixels, parts in (
-            (size[0], torch.arange(size[0]).tensor_split(rows)),
-            (size[1], torch.arange(size[1]).tensor_split(columns)),
-        )
-    )
+    rows, columns = audit.grid.shape
+
+    def spans(pixels: int, parts: int) -> list[tuple[float, float]]:
+        split = torch.arange(pixels).tensor_split(parts)
+        return [(int(part[0]) / pixels, (int(part[-1]) + 1) / pixels) for part in split]
+
+    down, across = map(spans, audit.images.shape[2:], audit.grid.shape)
     cells = []
     for cell in audit.grid.flatten().argsort().tolist()[::-1]:
         row, column = divmod(cell, columns)
@@ -97,7 +88,7 @@ def ranked_cells(audit: Audit) -> list[Cell]:
     return cells
 
 
-def _matrix(audit: Audit, kind: str) -> list[list[tuple[int, Picture] | None]]:
+def _matrix(audit: Audit, kind: str) -> list[list[tuple[int, Array] | None]]:
     """Return count and mean map of every pair of classes; mean images on the diagonal."""
     # One scale for all maps, so that pairs can be compared.
     joined = torch.cat([getattr(pair, kind) for pair in audit.pairs], 1)
@@ -121,21 +112,14 @@ def _verdict(comparison: Comparison) -> str:
     return "more similar than" if same.mean > DIFFERENT else "nearly as different as"
 
 
-def _image(image: Tensor) -> Picture:
-    stored = image if image.dtype == torch.uint8 else to_uint8(image)
-    return _picture(pictures.image_array(stored))
+def _image(image: Tensor) -> Array:
+    return pictures.image_array(image if image.dtype == torch.uint8 else to_uint8(image))
 
 
-def _heatmap(values: Tensor, limit: float | None = None) -> Picture:
-    limit = limit or pictures.robust_limit(values, PERCENTILE)
-    return _picture(pictures.heatmap_array(values, limit))
+def _heatmap(values: Tensor, limit: float | None = None) -> Array:
+    return pictures.heatmap_array(values, limit or pictures.robust_limit(values, PERCENTILE))
 
 
-def _colours(change: Tensor) -> Picture:
+def _colours(change: Tensor) -> Array:
     """Show a change of colour around grey."""
     return _image(0.5 + 0.5 * change / (float(change.abs().quantile(0.995)) or 1.0))
-
-
-def _picture(array: pictures.Array) -> Picture:
-    data = base64.b64encode(pictures.png_bytes(pictures.to_image(array))).decode()
-    return Picture(f"data:image/png;base64,{data}", array.shape[1], array.shape[0])

@@ -21,12 +21,11 @@ Map = Float[Tensor, "channels height width"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Posterior, likelihood and out-of-distribution verdict of a batch of images."""
+    """Posterior and likelihood of images; those out of distribution are not typical."""
 
     posterior: Float[Tensor, "batch classes"]
     log_p: Float[Tensor, " batch"]
     typical: Bool[Tensor, " batch"]
-    """False for out-of-distribution images."""
 
 
 @dataclass(frozen=True)
@@ -160,19 +159,11 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every figure, without images and maps, as JSON can hold it."""
-        figures: dict[str, Any] = _without_tensors(self)
-        return figures | {
-            "n": len(self.images),
-            "grid": self.grid.tolist(),
-            "cautions": list(self.cautions),
-        }
+        more = {"n": len(self.images), "grid": self.grid.tolist(), "cautions": list(self.cautions)}
+        return {**_without_tensors(self), **more}
 
     def html(self, command: str = "") -> str:
-        """Return a self-contained HTML page.
-
-        Args:
-            command: the command line that reproduces the audit, shown on the page.
-        """
+        """Return a self-contained HTML page, which shows the command that reproduces it."""
         from ecinn.auditing.page import render
 
         return render(self, command)

@@ -1,7 +1,4 @@
-"""Model cards: what a model is, how well it performs and what not to use it for.
-
-A card is written from a checkpoint and the texts in `cards.toml`.
-"""
+"""Write a model's card, with its data, settings, results and limits, from `cards.toml`."""
 
 import shlex
 import tomllib
@@ -86,7 +83,9 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
         data=Section("Data", tuple(_data(checkpoint, texts))),
         settings=_settings(checkpoint, size_in_bytes),
         training=Section("Training", tuple(_training(checkpoint.training))),
-        metrics=Table("Measured on test images", ("measure", "value", "meaning"), measures),
+        metrics=Table(
+            "Measured on test images", ("measure", "value", "meaning"), measures, align="lrl"
+        ),
         failures=Section("Known failures", tuple(failures)),
         unfit=Section("What not to use it for", (*texts["unfit"], general["unfit"])),
         usage=_usage(checkpoint, texts.get("option", ""), model or recipe.name),
@@ -95,18 +94,13 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
 
 
 def _summary(checkpoint: Checkpoint, images: str) -> str:
-    architecture, names = checkpoint.recipe.architecture, checkpoint.class_names
+    net, names = checkpoint.recipe.architecture, checkpoint.class_names
     classes = " and ".join(f"“{name}”" for name in names)
     if len(names) > 3:
         classes = f"{len(names)} classes (“{names[0]}” to “{names[-1]}”)"
-    colour = {1: "grey", 3: "colour"}
-    channels = colour.get(architecture.channels, f"{architecture.channels}-channel")
-    return (
-        f"Distinguishes {classes} in {channels} images of "
-        f"{architecture.height}×{architecture.width} pixels ({images}), and explains its "
-        "predictions by counterfactuals: it changes an image until it predicts another class. Its "
-        "network is a normalising flow, which runs in both directions: from an image to a latent "
-        "that determines the class, and from a changed latent back to an image."
+    channels = {1: "grey", 3: "colour"}.get(net.channels, f"{net.channels}-channel")
+    return str(TEXTS["general"]["summary"]).format(
+        classes=classes, channels=channels, net=net, images=images
     )
 
 
@@ -124,8 +118,7 @@ def _data(checkpoint: Checkpoint, texts: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
-    recipe = checkpoint.recipe
-    net, second = recipe.architecture, recipe.finetuning
+    recipe, net = checkpoint.recipe, checkpoint.recipe.architecture
     stages = [
         f"{stage.couplings} couplings of width {stage.width} "
         f"at {net.height >> level}×{net.width >> level}"
@@ -133,50 +126,35 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
     ]
     if net.dense_width:
         stages.append(f"{net.dense_couplings} fully connected of width {net.dense_width}")
-    smoothing = f"{recipe.label_smoothing:g}"
-    if recipe.refit_label_smoothing is not None:
-        smoothing += f"; {recipe.refit_label_smoothing:g} while the class means are refitted"
-    weights = sum(parameter.numel() for parameter in checkpoint.classifier.parameters())
-    rows = {
+    values = {
+        "recipe": recipe,
+        "net": net,
         "network": "; ".join(stages),
-        "parameters": f"{weights:,}",
-        "file": f"{size_in_bytes / 2**20:.1f} MiB, {recipe.stored_bits} bits per subnet weight",
-        "clamp": f"{net.clamp:g}: log-scales of a coupling stay within ±{net.clamp:g}",
-        "norm, dropout": f"{net.norm}, {net.dropout:g}",
-        "β": f"{recipe.beta:g}: weight of classification against likelihood (Eq. 9)",
-        "epochs": f"{recipe.epochs}",
-        "learning rate": f"{recipe.learning_rate:g}",
-        "batch size": f"{recipe.batch_size}",
+        "parameters": sum(weights.numel() for weights in checkpoint.classifier.parameters()),
+        "mebibytes": size_in_bytes / 2**20,
         "augmentation": _augmentation(recipe.augmentation),
-        "noise": f"{recipe.noise:g} (standard deviation, pixels in [0, 1])",
-        "label smoothing": smoothing,
-        "seed": f"{recipe.seed}",
+        "teacher_percent": 100 * recipe.distillation_weight,
     }
-    if second:
-        rows["epochs"] += f", then {second.epochs}"
-        rows["learning rate"] += f", then {second.learning_rate:g}"
-        rows["fine-tuning"] = (
-            f"proximity {second.proximity:g}, faithfulness {second.faithfulness:g}, "
-            f"realism {second.realism:g}"
-        )
-    if recipe.attribute_weight:
-        rows["other attributes"] = f"auxiliary task with weight {recipe.attribute_weight:g}"
-    if recipe.distillation_weight:
-        rows["distillation"] = (
-            f"targets are {100 * recipe.distillation_weight:g} % the teacher's prediction, "
-            "the rest labels"
-        )
-    return Table("Settings", ("setting", "value"), tuple(rows.items()))
+    rows = {name: text.format(**values) for name, text in TEXTS["settings"].items()}
+    if recipe.finetuning:
+        rows["epochs"] += f", then {recipe.finetuning.epochs}"
+        rows["learning rate"] += f", then {recipe.finetuning.learning_rate:g}"
+    if recipe.refit_label_smoothing is not None:
+        refit = f"; {recipe.refit_label_smoothing:g} while the class means are refitted"
+        rows["label smoothing"] += refit
+    for field, (name, text) in TEXTS["optional_settings"].items():
+        if getattr(recipe, field):
+            rows[name] = text.format(**values)
+    return Table("Settings", ("setting", "value"), tuple(rows.items()), align="ll")
 
 
 def _augmentation(settings: Augmentation) -> str:
-    changes = {
-        f"shifted by up to {settings.shift:g} pixels": settings.shift,
-        f"rotated by up to {settings.rotate:g}°": settings.rotate,
-        f"scaled by up to {100 * settings.scale:g} %": settings.scale,
-        f"sheared by up to {100 * settings.shear:g} %": settings.shear,
-    }
-    changed = ", ".join(words for words, amount in changes.items() if amount)
+    amounts = {text: getattr(settings, name) for name, text in TEXTS["augmentation"].items()}
+    changed = ", ".join(
+        text.format(100 * amount if text.endswith("%") else amount)
+        for text, amount in amounts.items()
+        if amount
+    )
     parts = [f"{100 * settings.share:g} % of the images {changed}"] if changed else []
     return "; ".join([*parts, *(["half of them mirrored"] if settings.flip else [])]) or "none"
 
@@ -193,17 +171,12 @@ def _training(record: Mapping[str, Any]) -> list[str]:
                 for sentence in _training(record.get(which, {}))
             ),
         ]
-    forms = {
-        "device": "on {}",
-        "seconds": "{:,.0f} s",
-        "images_per_second": "{:,} images/s",
-        "torch": "torch {}",
-    }
     sentences = []
     for title, stage in _stages(record):
         if "init_from" in stage:
             sentences.append(f"Initialised from the layers of {stage['init_from']}.")
-        if facts := [form.format(stage[key]) for key, form in forms.items() if key in stage]:
+        texts = TEXTS["training"].items()
+        if facts := [text.format(stage[key]) for key, text in texts if key in stage]:
             sentences.append(f"{title}: {', '.join(facts)}.")
     return sentences or ["Not recorded."]
 
@@ -249,11 +222,13 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
         if recipe.distillation_weight:
             code.append(f"ecinn teacher --out TEACHER{option}")
             options = " --teacher TEACHER"
-        start = next(
-            (stage["init_from"] for _, stage in _stages(record) if "init_from" in stage), None
-        )
-        if start:
-            code += _train_start(start, options, option)
+        starts = [stage["init_from"] for _, stage in _stages(record) if "init_from" in stage]
+        for start in starts[:1]:
+            first, begin = TEXTS["init_from"].get(start), ""
+            if first:
+                code.append(f"ecinn train {first} --out FIRST{option}")
+                begin = f" --init-from FIRST{options}"
+            code.append(f"ecinn train {start} --out START{begin}{option}")
             options = f" --init-from START{options}"
         options += "".join(
             f" --{name.replace('_', '-')} {value:g}"
@@ -268,17 +243,6 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
         code.append(f"ecinn mix DIR OTHER --share {record['mixed']['share']} --out FILE")
         sentences.append("OTHER was fine-tuned from DIR (`ecinn train --refine-from DIR`).")
     return Section("Loading, evaluating and training it", tuple(sentences), tuple(code))
-
-
-def _train_start(start: str, teacher: str, option: str) -> list[str]:
-    """Return the commands that train the model whose layers initialise another one."""
-    first = TEXTS["init_from"].get(start)
-    if first is None:
-        return [f"ecinn train {start} --out START{option}"]
-    return [
-        f"ecinn train {first} --out FIRST{option}",
-        f"ecinn train {start} --out START --init-from FIRST{teacher}{option}",
-    ]
 
 
 def _shown(value: float | None, form: str = ".2%") -> str:

@@ -13,6 +13,7 @@ from ecinn.classifier.out_of_distribution import OODDetector, Pose, Texture
 from ecinn.classifier.quantisation import pack, unpack
 from ecinn.classifier.recipes import Recipe
 from ecinn.classifier.tensor_files import (
+    below,
     find_file,
     load_tensors,
     rebuild,
@@ -20,7 +21,7 @@ from ecinn.classifier.tensor_files import (
     write_tensors,
 )
 from ecinn.files import ASSETS
-from ecinn.flow.network import Architecture, latent_frequencies
+from ecinn.flow.network import latent_frequencies
 
 SHIPPED = ASSETS / "models"
 MODEL_FILE = "model.safetensors"
@@ -58,17 +59,24 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     packed = pack(checkpoint.classifier.state_dict(), checkpoint.recipe.stored_bits)
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
     tensors["mu_bar"] = checkpoint.mu_bar
-    ood_tensors, ood_limits = _pack_ood(checkpoint.ood)
+    limits = {}
+    for name in ("texture", "pose"):
+        score = getattr(checkpoint.ood, name)
+        if score is not None:
+            fields = score._asdict()
+            limits[name] = fields.pop("limit")
+            fields.pop("frequency", None)  # follows from the architecture
+            tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
     about = {
         "kind": "model",
         "recipe": dataclasses.asdict(checkpoint.recipe),
         "typical": checkpoint.ood.log_p,
-        "typical_limits": ood_limits,
+        "typical_limits": limits,
         "class_names": checkpoint.class_names,
         "metrics": checkpoint.metrics,
         "training": checkpoint.training,
     }
-    write_tensors(path, tensors | ood_tensors, about)
+    write_tensors(path, tensors, about)
 
 
 def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
@@ -76,53 +84,34 @@ def load_checkpoint(name_or_path: str | Path) -> Checkpoint:
     return load_tensors(find_file(name_or_path, SHIPPED, "model", MODEL_FILE), "model", _build)
 
 
+def model_name(name_or_path: str | Path) -> str:
+    """Return a shipped model's name, or the name of a model's file or folder."""
+    path = Path(name_or_path)
+    return path.parent.name if path.name == MODEL_FILE else path.name.split(".")[0]
+
+
 def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
     recipe: Recipe = rebuild(Recipe, about["recipe"])
     classifier = GenerativeClassifier(recipe.architecture)
-    prefix = "classifier."
-    packed = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    classifier.load_state_dict(unpack(packed))
-    mu_bar = tensors["mu_bar"]
-    if mu_bar.shape != classifier.mu.shape:
+    classifier.load_state_dict(unpack(below(tensors, "classifier")))
+    if tensors["mu_bar"].shape != classifier.mu.shape:
         raise ValueError("mu_bar and mu differ in shape")
+    limits = about.get("typical_limits", {})
+    texture = pose = None
+    if "texture" in limits:
+        frequency = latent_frequencies(recipe.architecture)
+        assert frequency is not None
+        fitted = below(tensors, "typical.texture")
+        texture = Texture(frequency, **fitted, limit=float(limits["texture"]))
+    if "pose" in limits:
+        pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
+    low, high = about["typical"]
     return Checkpoint(
         recipe,
         classifier.eval().requires_grad_(requires_grad=False),
-        mu_bar,
-        _unpack_ood(tensors, about, recipe.architecture),
+        tensors["mu_bar"],
+        OODDetector((float(low), float(high)), texture, pose),
         tuple(about["class_names"]),
         about["metrics"],
         about["training"],
     )
-
-
-def _pack_ood(ood: OODDetector) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the tensors and the limits of the detector's texture and pose scores."""
-    tensors: dict[str, Tensor] = {}
-    limits: dict[str, float] = {}
-    for name, score in (("texture", ood.texture), ("pose", ood.pose)):
-        if score is not None:
-            fields = score._asdict()
-            limits[name] = fields.pop("limit")
-            fields.pop("frequency", None)  # follows from the architecture
-            tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
-    return tensors, limits
-
-
-def _unpack_ood(
-    tensors: Mapping[str, Tensor], about: Mapping[str, Any], architecture: Architecture
-) -> OODDetector:
-    low, high = about["typical"]
-    limits = about.get("typical_limits", {})
-    texture = pose = None
-    frequency = latent_frequencies(architecture)
-    if "texture" in limits and frequency is not None:
-        texture = Texture(
-            frequency,
-            tensors["typical.texture.mean"],
-            tensors["typical.texture.whitening"],
-            float(limits["texture"]),
-        )
-    if "pose" in limits:
-        pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
-    return OODDetector((float(low), float(high)), texture, pose)

@@ -34,11 +34,8 @@ class GenerativeClassifier(nn.Module):
 
     def encode_with_log_det(self, x: Images) -> tuple[Vector, LogDet]:
         """z = f(x) and log |det J|."""
-        encoded = [self.inn(part) for part in self._parts(x)]
-        if len(encoded) == 1:
-            z, log_det = encoded[0]
-            return z, log_det
-        return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
+        z, log_det = zip(*(self.inn(part) for part in self._parts(x)), strict=True)
+        return _joined(z), _joined(log_det)
 
     def encode(self, x: Images) -> Vector:
         """z = f(x)."""
@@ -46,8 +43,7 @@ class GenerativeClassifier(nn.Module):
 
     def decode(self, z: Vector) -> Images:
         """x = f⁻¹(z)."""
-        decoded = [self.inn.inverse(part) for part in self._parts(z)]
-        return decoded[0] if len(decoded) == 1 else torch.cat(decoded)
+        return _joined([self.inn.inverse(part) for part in self._parts(z)])
 
     def _parts(self, batch: Tensor) -> Sequence[Tensor]:
         """Split a large batch to bound memory, except during training."""
@@ -78,6 +74,10 @@ class GenerativeClassifier(nn.Module):
             (len(label), self.architecture.dim), generator=generator, device=self.mu.device
         )
         return self.decode(self.mu[label] + temperature * noise)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _spread_means(architecture: Architecture) -> Float[Tensor, "classes dim"]:

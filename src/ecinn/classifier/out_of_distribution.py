@@ -5,7 +5,7 @@ up to three scores are compared with their limits, and each is a reason of its o
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,10 +48,7 @@ class Texture(NamedTuple):
 
     def distance(self, residual: Latents) -> PerImage:
         """Return the distance of latents from which the mean of their class was subtracted."""
-        return self.distance_of(band_energies(residual, self.frequency))
-
-    def distance_of(self, energies: Energies) -> PerImage:
-        """‖W(e − ē)‖²."""
+        energies = band_energies(residual, self.frequency)
         return ((energies - self.mean) @ self.whitening.T).square().sum(1)
 
 
@@ -92,15 +89,13 @@ class OODDetector:
 
     def to(self, device: torch.device) -> "OODDetector":
         """Return the same detector on another device."""
-        texture, pose = self.texture, self.pose
-        if texture is not None:
-            texture = texture._replace(
-                frequency=texture.frequency.to(device),
-                mean=texture.mean.to(device),
-                whitening=texture.whitening.to(device),
-            )
-        if pose is not None:
-            pose = pose._replace(weight=pose.weight.to(device))
+
+        def moved(score: Any) -> Any:  # noqa: ANN401
+            values = (value.to(device) if isinstance(value, Tensor) else value for value in score)
+            return type(score)(*values)
+
+        texture = None if self.texture is None else moved(self.texture)
+        pose = None if self.pose is None else moved(self.pose)
         return OODDetector(self.log_p, texture, pose)
 
 
@@ -119,9 +114,9 @@ def fit_texture(energies: Energies, frequency: Frequency) -> Texture:
     # A small ridge, because frequencies of few latents could make the covariance singular.
     ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(mean), device=mean.device)
     whitening = torch.linalg.inv(torch.linalg.cholesky(covariance + ridge)).to(mean.dtype)
-    texture = Texture(frequency, mean, whitening, 0.0)
-    limit = float(texture.distance_of(energies).double().quantile(1 - FALSE_ALARM_RATE))
-    return texture._replace(limit=limit)
+    distance = ((energies - mean) @ whitening.T).square().sum(1)
+    limit = float(distance.double().quantile(1 - FALSE_ALARM_RATE))
+    return Texture(frequency, mean, whitening, limit)
 
 
 def fit_pose(z: Latents, misplaced: Float[Tensor, "others dim"], most: int = POSE_IMAGES) -> Pose:
@@ -132,14 +127,12 @@ def fit_pose(z: Latents, misplaced: Float[Tensor, "others dim"], most: int = POS
     count = min(most, len(z) // 2, len(misplaced))
     rows = torch.cat([z[:count], misplaced[:count]]).double()
     rows = rows - rows.mean(0)
-    sign = torch.ones(2 * count, dtype=rows.dtype, device=rows.device)
-    sign[count:] = -1
+    sign = torch.tensor([1.0, -1.0]).to(rows).repeat_interleave(count)
     # The dual form has as many unknowns as images.
     gram = rows @ rows.T + RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     weight = (rows.T @ torch.linalg.solve(gram, sign)).to(z.dtype)
-    pose = Pose(weight, 0.0)
-    limit = float(pose.score(z[count:]).double().quantile(FALSE_ALARM_RATE))
-    return pose._replace(limit=limit)
+    limit = float((z[count:] @ weight).double().quantile(FALSE_ALARM_RATE))
+    return Pose(weight, limit)
 
 
 def band_energies(residual: Latents, frequency: Frequency) -> Energies:

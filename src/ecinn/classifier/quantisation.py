@@ -8,7 +8,7 @@ per output channel.
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Float16, Float32, Int8
+from jaxtyping import Float, Int8
 from torch import Tensor
 
 from ecinn.errors import InputError
@@ -23,7 +23,7 @@ def pack(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
         raise InputError(f"weights are stored with 32, 16 or 8 bits, not {bits}")
     packed: dict[str, Tensor] = {}
     for name, value in weights.items():
-        if bits == 32 or not _may_be_rounded(name, value):
+        if bits == 32 or ".subnet." not in name or not value.is_floating_point():
             packed[name] = value
         elif bits == 16 or value.ndim < 2:
             packed[name] = value.half()
@@ -62,18 +62,13 @@ def rounded_again(packed: Mapping[str, Tensor], generator: torch.Generator) -> d
             row_step = torch.where(used, packed[name + _SCALE].float(), 0.0)
             step = row_step.reshape(-1, *[1] * (value.ndim - 1))
         elif value.dtype == torch.float16:
-            step = _last_place(value)
+            size = value.abs()
+            step = (size.view(torch.int16) + 1).view(torch.float16).float() - size.float()
         else:
             continue
         u = torch.rand(value.shape, generator=generator, device=generator.device) - 0.5
         weights[name] = weights[name] + u.to(value.device) * step
     return weights
-
-
-def _last_place(value: Float16[Tensor, "*shape"]) -> Float32[Tensor, "*shape"]:
-    """Return the distance from each float16 number to the next larger one."""
-    size = value.abs()
-    return (size.view(torch.int16) + 1).view(torch.float16).float() - size.float()
 
 
 def _round_rows(
@@ -89,7 +84,3 @@ def _round_rows(
     scale = torch.where(largest > 0, largest / 127, 1.0).to(torch.bfloat16)
     whole = (rows / scale.float()[:, None]).round().clamp(-127, 127)
     return whole.to(torch.int8).reshape(value.shape), scale
-
-
-def _may_be_rounded(name: str, value: Tensor) -> bool:
-    return ".subnet." in name and value.is_floating_point()

@@ -8,7 +8,6 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
-from ecinn.progress import Observer, ignore
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class FineTuning:
     proximity: float
     """Weight of mean |x̂ − x|, the distance from the image."""
     faithfulness: float
-    """Weight of KL(p(y|z + αΔ) ‖ p(y|stored x̂)): requested posterior against that of the stored
-    8-bit image."""
+    """Weight of KL(p(y|z + αΔ) ‖ p(y|x̂)): the requested posterior against the stored image's."""
     realism: float
     """Weight of −D(x̂, q), where the critic D learns to tell x̂ from real images of q."""
     learning_rate: float = 1e-3
@@ -56,10 +54,8 @@ class Recipe:
     beta: float
     """Weight of classification against likelihood (Eq. 9)."""
     label_smoothing: float = 0.0
-    """Label smoothing while the network is trained."""
     refit_label_smoothing: float | None = 0.01
-    """Label smoothing while the class means are refitted to clean images after training; None
-    keeps the trained means."""
+    """Label smoothing while means are refitted to clean images; None keeps the trained means."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on training pixels in [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -74,16 +70,12 @@ class Recipe:
     weight_decay: float = 1e-4
     gradient_clip: float = 8.0
     ema_decay: float = 0.999
-    """Decay of the exponential moving average (EMA) of the weights that is stored; 0 stores the
-    last weights."""
+    """Decay of the moving average (EMA) of the weights that is stored; 0: the last weights."""
     attribute_weight: float = 0.0
-    """Weight of predicting all attributes of an image linearly from its latent (mean
-    cross-entropy); this auxiliary task reduces overfitting."""
+    """Weight of an auxiliary task against overfitting: predict all attributes linearly from z."""
     distillation_weight: float = 0.0
-    """Share of the teacher's prediction in the targets of class and attributes; the labels make
-    up the rest."""
+    """Share of the teacher's prediction in the targets; the labels make up the rest."""
     finetuning: FineTuning | None = None
-    """Settings of the second stage, if there is one."""
     half_precision: bool = True
     """Run subnets in bfloat16 when training on a GPU."""
     stored_bits: int = 16
@@ -94,14 +86,9 @@ class Recipe:
     """Frame images from files as MNIST frames its digits."""
     seed: int = 0
 
-    def load(
-        self,
-        split: Split,
-        folder: Path | None = None,
-        observe: Observer = ignore,
-    ) -> Dataset:
+    def load(self, split: Split, folder: Path | None = None) -> Dataset:
         """Load the images of a split; CelebA is read from a folder of the user's."""
-        return load_dataset(self.dataset, split, folder, observe=observe)
+        return load_dataset(self.dataset, split, folder)
 
 
 MNIST = Recipe(
@@ -154,10 +141,7 @@ MNIST_PAPER = Recipe(
         height=28,
         width=28,
         classes=10,
-        stages=(
-            Stage(couplings=24, width=32, dropout=0.0),  # IB-INN
-            Stage(couplings=24, width=64, dropout=0.25),  # IB-INN
-        ),
+        stages=(Stage(24, width=32, dropout=0.0), Stage(24, width=64, dropout=0.25)),  # IB-INN
         dense_width=1024,  # IB-INN
         dense_couplings=2,  # IB-INN: one block that transforms both halves
         dense_dropout=0.5,  # IB-INN
@@ -185,13 +169,8 @@ MNIST_PAPER = Recipe(
     mnist_framing=True,
 )
 
-MNIST_BETA = replace(
-    # Figure 10: one model per β. Ours: a short first stage only.
-    MNIST,
-    name="mnist-beta",
-    epochs=12,
-    finetuning=None,
-)
+# Figure 10: one model per β. Ours: a short first stage only.
+MNIST_BETA = replace(MNIST, name="mnist-beta", epochs=12, finetuning=None)
 
 FAKE_MNIST = Recipe(
     name="fakemnist",
@@ -222,11 +201,7 @@ CELEBA_ATTRIBUTES = Recipe(
         width=64,
         classes=2,
         # Ours: small enough to ship four models with 8-bit weights.
-        stages=(
-            Stage(couplings=16, width=80),
-            Stage(couplings=16, width=96),
-            Stage(couplings=8, width=112),
-        ),
+        stages=(Stage(16, width=80), Stage(16, width=96), Stage(8, width=112)),
         dense_width=0,  # ours: at 8×8 a convolutional coupling sees the whole face
         clamp=1.0,  # ours: training diverged with 2
         pixel_scale=4.0,  # IB-INN
@@ -269,9 +244,7 @@ CELEBA = tuple(
         dataset=f"celeba/{attribute}",
         epochs=10,
         learning_rate=7e-4,
-        finetuning=FineTuning(
-            epochs=4, proximity=12.0, faithfulness=2.0, realism=0.1, learning_rate=5e-4
-        ),
+        finetuning=FineTuning(4, 12.0, faithfulness=2.0, realism=0.1, learning_rate=5e-4),
     )
     for name, attribute in {
         "smile": "Smiling",
@@ -281,18 +254,8 @@ CELEBA = tuple(
     }.items()
 )
 
-RECIPES: Mapping[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in [
-        MNIST,
-        MNIST_PAPER,
-        MNIST_BETA,
-        FAKE_MNIST,
-        CELEBA_ATTRIBUTES,
-        CELEBA_TAUGHT,
-        *CELEBA,
-    ]
-}
+_ALL = (MNIST, MNIST_PAPER, MNIST_BETA, FAKE_MNIST, CELEBA_ATTRIBUTES, CELEBA_TAUGHT, *CELEBA)
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 
 def find_recipe(name: str) -> Recipe:

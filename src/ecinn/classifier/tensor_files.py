@@ -64,11 +64,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 def load_tensors(
     path: Path, kind: str, build: Callable[[dict[str, Tensor], dict[str, Any]], Loaded]
 ) -> Loaded:
-    """Build an object from a file of this kind; a file that does not fit is one `InputError`.
+    """Build an object from a file's tensors and description, if it is of this kind.
 
-    Args:
-        kind: the "kind" in the file's description; a file without one holds a model.
-        build: makes the object from the file's tensors and description.
+    A file without a kind holds a model; one that does not fit raises an `InputError`.
     """
     tensors, about = read_tensors(path)
     found = about.get("kind", "model") if isinstance(about, dict) else "unknown"
@@ -87,12 +85,7 @@ def load_tensors(
 def find_file(
     name_or_path: str | Path, shipped: Path, kind: str, default: str | None = None
 ) -> Path:
-    """Return the path of a shipped file by its name, or of any other file.
-
-    Args:
-        shipped: folder of the shipped files.
-        default: name of the file to look for in a folder.
-    """
+    """Return the path of a shipped file by its name, or of any file; in a folder, of `default`."""
     names = shipped_names(shipped)
     if str(name_or_path) in names:
         return shipped / f"{name_or_path}{SUFFIX}"
@@ -106,6 +99,12 @@ def find_file(
             f"or one of: {', '.join(names)}"
         )
     return path
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with "prefix.", without that prefix."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
 
 def shipped_names(folder: Path) -> list[str]:

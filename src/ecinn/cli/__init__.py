@@ -1,4 +1,4 @@
-"""The command line: one module per command, each with light imports at module level."""
+"""The command line: the commands by module, each with light imports at module level."""
 
 from ecinn.cli import (  # noqa: F401
     audit,
@@ -7,12 +7,10 @@ from ecinn.cli import (  # noqa: F401
     beta,
     evaluate,
     explain,
-    inception,
-    judges,
     models,
+    networks,
     paper,
     serve,
-    teacher,
     train,
 )
 from ecinn.cli.app import main

@@ -30,14 +30,15 @@ def audit(
 ) -> None:
     """Show what a model looks at and where it errs, over many images."""
     from ecinn.auditing import audit as audit_model
+    from ecinn.classifier.checkpoint import model_name
     from ecinn.files import atomic_write, output_folder
     from ecinn.model import load
 
     loaded = load(model, device)
-    compared = {_name(other): load(other, device) for other in others or ()}
+    compared = {model_name(other): load(other, device) for other in others or ()}
     if len(compared) < len(others or ()):
         raise InputError("two of the models to compare with have the same name: rename a file")
-    page = out_file or Path(f"{_name(model)}-audit.html")
+    page = out_file or Path(f"{model_name(model)}-audit.html")
     if page.is_dir():
         raise InputError(f"{page} is a folder: give --out the name of a file")
     dataset = loaded.recipe.dataset
@@ -47,7 +48,7 @@ def audit(
         result = audit_model(
             loaded, data, others=compared, n=n, seed=seed, split=split.value, observe=observe
         )
-    words = ["ecinn audit", _name(model), *(f"--with {name}" for name in compared)]
+    words = ["ecinn audit", model_name(model), *(f"--with {name}" for name in compared)]
     words += [f"--split {split.value} --n {n} --seed {seed}"]
     words += ["--celeba DIR"] if dataset.startswith("celeba/") else []
     atomic_write(page, result.html(" ".join(words)).encode())
@@ -57,9 +58,3 @@ def audit(
     for caution in result.cautions:
         out.print(f"[bold]Caution:[/] {plain(caution)}")
     out.print(f"wrote {plain(str(page))}")
-
-
-def _name(model: str) -> str:
-    """Return a shipped model's name, or the name of a model's file or folder."""
-    path = Path(model)
-    return path.parent.name if path.name == "model.safetensors" else path.name.split(".")[0]

@@ -1,9 +1,8 @@
 """`ecinn benchmark authors`, `counterfactuals` and `consistency`, and helpers of them all."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +12,9 @@ from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
 
+if TYPE_CHECKING:
+    from ecinn.studies.benchmark.record import Results
+
 benchmark = typer.Typer(
     no_args_is_help=True, help="Compare counterfactuals and heatmaps with other methods."
 )
@@ -20,7 +22,7 @@ app.add_typer(benchmark, name="benchmark")
 
 ModelName = Annotated[str, typer.Option(help="Name or path of a model.")]
 JudgesName = Annotated[
-    str | None, typer.Option("--judges", help="Name or path of judges; default: the dataset's.")
+    str | None, typer.Option(help="Name or path of judges; default: the dataset's.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of random images and targets.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
@@ -37,67 +39,56 @@ def authors_benchmark(
         int | None, typer.Option(min=2, help="First images only; skips the control.")
     ] = None,
     curve: Annotated[bool, typer.Option(help="Also measure at asked confidences.")] = True,
-    judges_name: JudgesName = None,
+    judges: JudgesName = None,
     out_dir: Out = RESULTS,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
     """Score the authors' published counterfactuals again, and ours of the same images."""
+    line = command_line("authors", locals())
     from ecinn.model import load
-    from ecinn.studies.benchmark import authors, authors_tables
-    from ecinn.studies.benchmark.authors_files import (
-        DATASETS,
-        BenchmarkName,
-        load_authors,
-        load_autoencoders,
-    )
+    from ecinn.studies.benchmark import authors, authors_files, authors_tables
     from ecinn.studies.benchmark.quality import find_judges
-    from ecinn.studies.benchmark.record import document, jsonable, provenance
+    from ecinn.studies.benchmark.record import Results, jsonable, provenance
 
-    names: dict[BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
+    names: dict[authors_files.BenchmarkName, str] = {"mnist": model, "fake_mnist": fake_model}
     # All input is read before anything is written.
-    benchmarks = {name: load_authors(data, name) for name in names}
+    benchmarks = {name: authors_files.load_authors(data, name) for name in names}
     models = {name: load(given, device) for name, given in names.items()}
-    for name, dataset in DATASETS.items():
+    for name, dataset in authors_files.DATASETS.items():
         if models[name].recipe.dataset != dataset:
             raise InputError(f"{names[name]} is not a model of {dataset}: give one that is")
-    autoencoders = {name: load_autoencoders(benchmarks[name].autoencoders) for name in names}
-    judges = find_judges(judges_name, "mnist").to(models["mnist"].device)
-    folder = output_folder(out_dir)
-    line = command_line("authors", data="DIR", model=model, fake_model=fake_model, limit=limit)
-    line += "" if curve else " --no-curve"
-    line += "" if judges_name is None else f" --judges {judges_name}"
-    results: dict[str, Any] = {}
-    pages: list[str] = []
+    autoencoders = {
+        name: authors_files.load_autoencoders(benchmarks[name].autoencoders) for name in names
+    }
+    loaded_judges = find_judges(judges, "mnist").to(models["mnist"].device)
+    stem = output_folder(out_dir) / "authors"
+    values: dict[str, Any] = {}
+    tables: list[Table] = []
     for name in names:
-        record = provenance(line, models[name], judges)
+        record = provenance(line, models[name], loaded_judges)
         with bars() as observe:
             result = authors.score_authors(
                 benchmarks[name],
                 models[name],
                 autoencoders[name],
-                judges,
+                loaded_judges,
                 limit=limit,
                 with_curve=curve,
                 observe=observe,
             )
-        tables = authors_tables.authors_tables(result, record)
-        pages.append(document(f"The authors' benchmark: {name.replace('_', ' ')}", tables, record))
-        control = [{**jsonable(each), "digits": jsonable(each.digits)} for each in result.control]
-        results[name] = {
+        tables += authors_tables.authors_tables(result, record)
+        values[name] = {
             "record": record,
             "reproduced": result.reproduced,
             "control_line": authors_tables.control_line(result),
-            **jsonable(result),
-            "control": control,
+            **vars(result),
+            "control": [{**jsonable(each), "digits": each.digits} for each in result.control],
         }
-        paths = write_results(folder / "authors", "\n".join(pages), results)
-        if not json_output:
-            print_tables(tables)
-    if json_output:
-        print_json(jsonable(results))
-    else:
-        say_written(*paths)
+        records = [value["record"] for value in values.values()]
+        results = Results("The authors' benchmark", tables, values, records)
+        paths = results.write(stem)  # after every dataset: an interrupted run keeps its results
+    show(results, paths, json_output=json_output)
 
 
 @benchmark.command("counterfactuals")
@@ -108,7 +99,7 @@ def counterfactuals_benchmark(
     ] = None,
     n: Images = 500,
     seed: Seed = 0,
-    judges_name: JudgesName = None,
+    judges: JudgesName = None,
     candidates: Annotated[
         int | None, typer.Option(min=1, help="nearest-image: first training images only.")
     ] = None,
@@ -117,58 +108,44 @@ def counterfactuals_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare methods of counterfactuals on the same random images and targets."""
+    line = command_line("counterfactuals", locals())
     from ecinn.drawing.pictures import png_bytes
     from ecinn.model import load
+    from ecinn.studies.benchmark import side_by_side
     from ecinn.studies.benchmark import side_by_side_report as report
-    from ecinn.studies.benchmark.quality import CUES, find_judges
-    from ecinn.studies.benchmark.record import document, jsonable, provenance
-    from ecinn.studies.benchmark.side_by_side import (
-        METHODS,
-        Made,
-        Pairs,
-        SideBySide,
-        compare_methods,
-        require_known,
-    )
+    from ecinn.studies.benchmark.quality import find_judges
+    from ecinn.studies.benchmark.record import Results, provenance
 
-    asked = list(METHODS) if methods is None else names_of(methods)
-    require_known(asked, tuple(METHODS))
+    asked = list(side_by_side.METHODS) if methods is None else names_of(methods)
+    side_by_side.require_known(asked, tuple(side_by_side.METHODS))
     explainer = load(model, device)
     recipe = explainer.recipe
-    judges = find_judges(judges_name, recipe.dataset).to(explainer.device)
-    data = recipe.load("test")
-    require_images(n, len(data))
+    loaded_judges = find_judges(judges, recipe.dataset).to(explainer.device)
+    record = provenance(line, explainer, loaded_judges)
     stem = output_folder(out_dir) / f"counterfactuals-{recipe.name}"
-    line = command_line(
-        "counterfactuals",
-        model=model,
-        methods=",".join(asked),
-        n=n,
-        seed=seed,
-        candidates=candidates,
-        judges=judges_name,
-    )
-    record = provenance(line, explainer, judges)
-    picture = functools.partial(
-        report.sheet,
-        judges=judges,
-        class_names=explainer.class_names,
-        cue=CUES.get(recipe.dataset),
-    )
-    images, figure = (stem.with_name(f"{stem.name}{end}.png") for end in ("-images", ""))
+    figure, images = (stem.with_name(f"{stem.name}{end}.png") for end in ("", "-images"))
+    captions = {figure.name: "quality against cost", images.name: "images"}
 
-    def keep(result: SideBySide, pairs: Pairs, made: Mapping[str, Made]) -> None:
+    def results(result: side_by_side.SideBySide) -> Results:
         tables = report.side_by_side_tables(result, record)
-        page = document(f"Counterfactuals side by side: {model}", tables, record)
-        page += f"\n![quality against cost]({figure.name})\n\n![images]({images.name})\n"
-        atomic_write(images, png_bytes(picture(result, pairs, made)))
-        write_results(stem, page, {"record": record, **jsonable(result)})
+        values = {"record": record, **vars(result)}
+        title = f"Counterfactuals side by side: {model}"
+        return Results(title, tables, values, [record], captions)
+
+    def keep(
+        result: side_by_side.SideBySide,
+        pairs: side_by_side.Pairs,
+        made: Mapping[str, side_by_side.Made],
+    ) -> None:
+        sheet = report.sheet(result, pairs, made, loaded_judges, explainer.class_names)
+        atomic_write(images, png_bytes(sheet))
+        results(result).write(stem)
 
     with bars() as observe:
-        result = compare_methods(
+        result = side_by_side.compare_methods(
             explainer,
-            data,
-            judges,
+            recipe.load("test"),
+            loaded_judges,
             asked,
             lambda: recipe.load("train").first(candidates),
             n=n,
@@ -176,14 +153,10 @@ def counterfactuals_benchmark(
             observe=observe,
             keep=keep,
         )
-    if json_output:
-        print_json({"record": jsonable(record), **jsonable(result)})
-    else:
-        print_tables(report.side_by_side_tables(result, record))
-        say_written(stem.with_suffix(".md"), stem.with_suffix(".json"), images)
-    atomic_write(figure, report.cost_figure(result))
-    if not json_output:
-        say_written(figure)
+    try:
+        atomic_write(figure, report.cost_figure(result))
+    finally:  # tables are shown even if the figure cannot be drawn
+        show(results(result), results(result).write(stem), json_output=json_output)
 
 
 @benchmark.command("consistency")
@@ -198,9 +171,10 @@ def consistency_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare asked confidences of .05 to .95 with those of the stored images."""
+    line = command_line("consistency", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency
-    from ecinn.studies.benchmark.record import document, jsonable, provenance
+    from ecinn.studies.benchmark.record import Results, provenance
 
     explainer = load(model, device)
     pair = _two_classes(classes, explainer.class_names)
@@ -208,12 +182,11 @@ def consistency_benchmark(
     stem = output_folder(out_dir) / f"consistency-{explainer.name}"
     with bars() as observe:
         result = measure_consistency(explainer, data, pair, n=n, seed=seed, observe=observe)
-    line = command_line("consistency", model=model, classes=classes, n=n, seed=seed)
     record = provenance(line, explainer)
+    values = {"record": record, **vars(result)}
     tables = consistency_tables(result)
-    page = document(f"Confidence consistency: {model}", tables, record)
-    values = {"record": record, **jsonable(result)}
-    finish(stem, page, values, tables, json_output=json_output)
+    results = Results(f"Confidence consistency: {model}", tables, values, [record])
+    show(results, results.write(stem), json_output=json_output)
 
 
 def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
@@ -227,14 +200,20 @@ def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
     return first, second
 
 
-def command_line(name: str, **options: object) -> str:
-    """Return the command that makes the results again; options of value None are left out."""
-    given = [
-        f" --{option.replace('_', '-')} {value}"
-        for option, value in options.items()
-        if value is not None
-    ]
-    return f"ecinn benchmark {name}{''.join(given)}"
+def command_line(name: str, options: Mapping[str, object]) -> str:
+    """Return the command that makes the results again, with DIR or FILE for local paths."""
+    words = ["ecinn benchmark", name]
+    for option, value in options.items():
+        flag = option.replace("_", "-")
+        if value is None or option in ("out_dir", "device", "json_output"):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            path = isinstance(item, Path) and ("FILE" if item.is_file() else "DIR")
+            words.append(f"--{flag} {path or item}")
+    return " ".join(words)
 
 
 def names_of(text: str) -> list[str]:
@@ -242,40 +221,16 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def require_images(n: int, available: int) -> None:
-    """Raise an error unless --n images can be drawn."""
-    if not 2 <= n <= available:
-        raise InputError(f"--n must lie between 2 and the {available} test images, not at {n}")
-
-
-def write_results(stem: Path, page: str, values: Mapping[str, Any]) -> list[Path]:
-    """Write a page and its numbers as STEM.md and STEM.json."""
-    from ecinn.studies.benchmark.record import write_json, write_text
-
-    paths = [stem.with_name(f"{stem.name}{end}") for end in (".md", ".json")]
-    write_text(paths[0], page)
-    write_json(paths[1], values)
-    return paths
-
-
-def finish(
-    stem: Path,
-    page: str,
-    values: Mapping[str, Any],
-    tables: Sequence[Table],
-    pictures: Sequence[Path] = (),
-    *,
-    json_output: bool,
-) -> None:
-    """Write the results and print them as JSON or as tables."""
+def show(results: "Results", paths: Sequence[Path], *, json_output: bool) -> None:
+    """Print results as JSON, or as tables and the paths of their files."""
     from ecinn.studies.benchmark.record import jsonable
 
-    paths = write_results(stem, page, values)
     if json_output:
-        print_json(jsonable(values))
-    else:
-        print_tables(tables)
-        say_written(*paths, *pictures)
+        print_json(jsonable(results.values))
+        return
+    print_tables(results.tables)
+    for path in filter(Path.exists, paths):
+        out.print(f"wrote {plain(str(path))}")
 
 
 def print_tables(tables: Sequence[Table]) -> None:
@@ -299,9 +254,3 @@ def print_tables(tables: Sequence[Table]) -> None:
         for note in table.notes:
             style = "bold" if note.startswith("**") else "dim"
             out.print(f"[{style}]{plain(note.replace('**', ''))}[/]")
-
-
-def say_written(*paths: Path) -> None:
-    """Print the files that were written."""
-    for path in paths:
-        out.print(f"wrote {plain(str(path))}")

@@ -41,65 +41,48 @@ def beta(
     from ecinn.studies.paper import beta_models
 
     chosen = resolve_device(device)
-    values = sorted(set(betas or beta_models.BETAS))
-    recipes = [beta_models.settings(value, epochs) for value in values]
+    recipes = [
+        beta_models.settings(value, epochs) for value in sorted(set(betas or beta_models.BETAS))
+    ]
     train, test = (load_images("mnist", split).first(limit) for split in ("train", "test"))
     places = beta_models.draw_digits(test, seed)
     jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
     results = output_folder(out_dir) / beta_models.FILE
-    earlier = _earlier(out_dir, values, epochs, train, test)
-    models: list[Checkpoint] = []
+    # Finished models of other β stay in the results.
+    models = _finished(out_dir, epochs, train, test)
     try:
         for number, recipe in enumerate(recipes, 1):
-            folder = out_dir / f"beta-{recipe.beta:g}"
             task = f"β = {recipe.beta:g} ({number}/{len(recipes)})"
-            model = _finished(folder, recipe, train, test)
-            if model is None:
-                model = _train(recipe, train, test, jury, folder, chosen, task)
-            else:
+            if recipe.beta in models:
                 err.print(f"{task}: already trained")
-            models.append(model)
-            compared = beta_models.compare([*models, *earlier], test, places, chosen)
+            else:
+                folder = out_dir / f"beta-{recipe.beta:g}"
+                models[recipe.beta] = _train(recipe, train, test, jury, folder, chosen, task)
+            compared = beta_models.compare(list(models.values()), test, places, chosen)
             beta_models.save(compared, results)
-            _print_result(model)
+            _print_result(models[recipe.beta])
     except (KeyboardInterrupt, InterruptedRunError):
         raise InterruptedRunError("interrupted; run the same command to continue") from None
     out.print(f"wrote {plain(str(results))}")
 
 
-def _earlier(
-    out_dir: Path, values: list[float], epochs: int | None, train: "Dataset", test: "Dataset"
-) -> list["Checkpoint"]:
-    """Load finished models of other β in the folder, which stay in the results."""
-    from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
-    from ecinn.studies.paper import beta_models
-
-    models = []
-    for path in sorted(out_dir.glob(f"beta-*/{MODEL_FILE}")):
-        value = load_checkpoint(path).recipe.beta
-        if value not in values:
-            recipe = beta_models.settings(value, epochs)
-            models.append(_finished(path.parent, recipe, train, test))
-    return [model for model in models if model is not None]
-
-
 def _finished(
-    folder: Path, recipe: "Recipe", train: "Dataset", test: "Dataset"
-) -> "Checkpoint | None":
-    """Load a model that an earlier run trained and measured."""
+    out_dir: Path, epochs: int | None, train: "Dataset", test: "Dataset"
+) -> dict[float, "Checkpoint"]:
+    """Load the models that earlier runs trained and measured, by β."""
     from ecinn.classifier.checkpoint import MODEL_FILE, load_checkpoint
     from ecinn.studies.paper import beta_models
 
-    path = folder / MODEL_FILE
-    if not path.is_file():
-        return None
-    model = load_checkpoint(path)
-    if not model.metrics.keys() >= beta_models.MEASURED:
-        return None
-    images = (model.training["training_images"], model.metrics["n"])
-    if model.recipe != recipe or images != (len(train), len(test)):
-        raise InputError(f"{path} was trained with other settings: choose another folder")
-    return model
+    models = {}
+    for path in sorted(out_dir.glob(f"beta-*/{MODEL_FILE}")):
+        model = load_checkpoint(path)
+        if model.metrics.keys() >= set(beta_models.JUDGED):
+            recipe = beta_models.settings(model.recipe.beta, epochs)
+            images = (model.training["training_images"], model.metrics["n"])
+            if model.recipe != recipe or images != (len(train), len(test)):
+                raise InputError(f"{path} was trained with other settings: choose another folder")
+            models[recipe.beta] = model
+    return models
 
 
 def _train(
@@ -124,9 +107,9 @@ def _train(
         model = loop.train(
             recipe, train, folder, test=test, device=device, resume=True, observe=observe_task
         )
-    judged = jury.judge(Model(model, device))
+    metrics = {**model.metrics, **jury.judge(Model(model, device))}
     model.classifier.cpu()
-    model = dataclasses.replace(model, metrics={**model.metrics, **dataclasses.asdict(judged)})
+    model = dataclasses.replace(model, metrics=metrics)
     save_checkpoint(model, folder / MODEL_FILE)
     for name in loop.STATE_FILES:
         (folder / name).unlink(missing_ok=True)

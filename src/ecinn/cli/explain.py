@@ -176,11 +176,11 @@ def _describe(image: dict[str, Any], confidence: float | None) -> None:
         else:
             obtained = percent(posterior[target["target"]])
             verdict = f"{obtained}, requested {100 * confidence:g} % ({where})"
-        if not target["as_asked"] and target["reachable"] and not target["corrections"]:
+        if not target["as_requested"] and target["reachable"] and not target["corrections"]:
             verdict += "; try --correct"
         if target["corrections"]:
             verdict += f"; alpha corrected {target['corrections']} times"
-        colour = "green" if target["as_asked"] else "yellow"
+        colour = "green" if target["as_requested"] else "yellow"
         out.print(f"  to {plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
     out.print(f"  wrote {plain(image['picture'])}")
     out.print(f"  and {3 * len(image['targets'])} counterfactuals and heatmaps next to it")

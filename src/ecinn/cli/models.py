@@ -78,16 +78,14 @@ def _list(*, json_output: bool) -> None:
     table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # fits 80 columns
     for column in table.columns[:2]:
         column.no_wrap = True  # to copy names
+    forms = {"error": ".2%", "bits_per_dim": ".2f", "reached_q": ".2%"}
     for row in rows:
-        metrics = row["metrics"]
-        table.add_row(
-            f"[bold]{row['name']}[/]",
-            row["data"],
-            f"{100 * metrics['error']:.2f} %" if "error" in metrics else "–",
-            f"{metrics['bits_per_dim']:.2f}" if "bits_per_dim" in metrics else "–",
-            f"{100 * metrics['reached_q']:.2f} %" if "reached_q" in metrics else "–",
-            f"{row['bytes'] / 2**20:.1f} MiB",
-        )
+        figures = [
+            f"{row['metrics'][key]:{form}}".replace("%", " %") if key in row["metrics"] else "–"
+            for key, form in forms.items()
+        ]
+        size = f"{row['bytes'] / 2**20:.1f} MiB"
+        table.add_row(f"[bold]{row['name']}[/]", row["data"], *figures, size)
     out.print(table)
 
 

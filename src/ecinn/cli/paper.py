@@ -50,12 +50,10 @@ def paper(
     from ecinn.flow.device import resolve_device
     from ecinn.studies.paper import artefact, beta_models
 
-    known = artefact.ARTEFACTS
     if "list" in names:
-        others = [name for name in names if name != "list"]
-        _print_list(_select(others or ["all"], known))
+        _print_list(_select([name for name in names if name != "list"] or ["all"]))
         return
-    selected = _select(names, known)
+    selected = _select(names)
     several = not {chosen.name for chosen in selected} <= set(names)
     faces = _faces(celeba)
     if inception is not None and not inception.is_dir():
@@ -65,18 +63,19 @@ def paper(
         "inception": inception is not None,
         "beta": beta_models.find(beta) is not None,
     }
+    lacking = {need for need, given in available.items() if not given}
     missing = {
-        chosen.name: MISSING[min(need for need in chosen.needs if not available[need])]
+        chosen.name: MISSING[min(chosen.needs & lacking)]
         for chosen in selected
-        if not all(available[need] for need in chosen.needs)
+        if chosen.needs & lacking
     }
     if len(missing) == len(selected):
         raise InputError("; ".join(f"{name} {reason}" for name, reason in missing.items()))
-    chosen_device = str(resolve_device(device))
-    folder = output_folder(out_dir)
     with bars() as observe:
+        chosen_device = str(resolve_device(device))
         context = artefact.Context(seed, faces, inception, beta, chosen_device, observe)
-        failed = _make_all(selected, missing, context, folder, " ".join(names), go_on=several)
+        command, folder = artefact.command(" ".join(names), context), output_folder(out_dir)
+        failed = _make_all(selected, missing, context, folder, command, go_on=several)
     if not several:
         failed += [name for name in missing if name not in failed]
     if failed:
@@ -88,14 +87,14 @@ def _make_all(
     missing: dict[str, str],
     context: "Context",
     folder: Path,
-    names: str,
+    command: str,
     *,
     go_on: bool,
 ) -> list[str]:
     """Make and write one after the other; return the names of those that failed."""
     from ecinn.progress import counter
     from ecinn.studies.benchmark.record import write_text
-    from ecinn.studies.paper.artefact import command, contents, write
+    from ecinn.studies.paper.artefact import contents, write
 
     made: list[tuple[Artefact, Made]] = []
     not_made, failed = dict(missing), []
@@ -124,44 +123,38 @@ def _make_all(
         made.append((artefact, content))
         if go_on:
             # After every artefact, so that an interrupted run leaves a list of its files.
-            page = contents(made, not_made, command(names, context))
-            write_text(folder / "README.md", page)
+            write_text(folder / "README.md", contents(made, not_made, command))
     done(len(selected))
     out.print(f"wrote {plain(str(folder / 'README.md' if made and go_on else folder))}")
     return failed
 
 
-def _select(names: Sequence[str], known: Sequence["Artefact"]) -> list["Artefact"]:
+def _select(names: Sequence[str]) -> list["Artefact"]:
     """Find artefacts by name; "supplement" stands for all its parts, and "all" for everything."""
-    chosen: list[str] = []
-    for name in names:
-        matching = [
-            artefact.name
-            for artefact in known
-            if name in ("all", artefact.name) or artefact.name.rpartition("-")[0] == name
-        ]
-        if not matching:
-            import difflib
+    import difflib
 
-            close = difflib.get_close_matches(name, [artefact.name for artefact in known], 3)
+    from ecinn.studies.paper.artefact import ARTEFACTS
+
+    aliases = {a.name: {"all", a.name, a.name.rpartition("-")[0]} for a in ARTEFACTS}
+    for name in names:
+        if not any(name in known for known in aliases.values()):
+            close = difflib.get_close_matches(name, aliases, 3)
             hint = f"did you mean {' or '.join(close)}?" if close else "see `ecinn paper list`"
             raise InputError(f"the paper has no {name!r}; {hint}")
-        chosen += matching
-    return [artefact for artefact in known if artefact.name in chosen]
+    return [artefact for artefact in ARTEFACTS if aliases[artefact.name] & set(names)]
 
 
 def _faces(celeba: Path | None) -> Path | None:
     """Return the given folder of faces, or one from the usual places, or None."""
     import os
+    from contextlib import nullcontext, suppress
 
     from ecinn.data.celeba import find_folder
 
-    try:
+    given = celeba is not None or os.environ.get("ECINN_CELEBA")
+    with nullcontext() if given else suppress(InputError):
         return find_folder(celeba)
-    except InputError:
-        if celeba is not None or os.environ.get("ECINN_CELEBA"):
-            raise
-        return None
+    return None
 
 
 def _print_list(known: Sequence["Artefact"]) -> None:

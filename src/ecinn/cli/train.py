@@ -180,7 +180,13 @@ def _observers(folder: Path, *, tensorboard: bool) -> "Iterator[Observer]":
     from ecinn.cli.progress import bars
     from ecinn.progress import Progress
 
-    writer = _summary_writer(folder) if tensorboard else None
+    writer: Any = None
+    if tensorboard:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("--tensorboard needs: pip install 'ecinn[tensorboard]'") from None
+        writer = SummaryWriter(str(folder / "tensorboard"))
     try:
         with bars() as show:
 
@@ -194,11 +200,3 @@ def _observers(folder: Path, *, tensorboard: bool) -> "Iterator[Observer]":
     finally:
         if writer is not None:
             writer.close()
-
-
-def _summary_writer(folder: Path) -> Any:  # noqa: ANN401
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("--tensorboard needs: pip install 'ecinn[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))

@@ -64,7 +64,7 @@ def _open(source: object, notes: list[str]) -> Image.Image:
         with _read_header(source) as picture:
             size = f"{picture.width}×{picture.height}"
             if 0 in picture.size:
-                raise InputError(f"{name} has no pixels ({size})")
+                raise InputError(f"{name} has no pixels ({size}): choose another file")
             if picture.width * picture.height > MAX_PIXELS:
                 raise InputError(f"{name} is too large ({size} pixels, {limit}")
             picture.load()

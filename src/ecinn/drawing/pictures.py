@@ -1,5 +1,6 @@
 """Draw images, curves and films from arrays, numbers and names; knows no networks."""
 
+import base64
 import io
 import math
 from collections.abc import Sequence
@@ -74,6 +75,11 @@ def png_bytes(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def data_url(array: Array) -> str:
+    """Encode an image as the URL of a PNG, for HTML and JSON."""
+    return f"data:image/png;base64,{base64.b64encode(png_bytes(to_image(array))).decode()}"
 
 
 def webp_bytes(picture: Image.Image, quality: int = 90) -> bytes:

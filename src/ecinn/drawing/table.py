@@ -26,6 +26,8 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    align: str = ""
+    """An l or r for each column in Markdown; by default the first is left-aligned only."""
 
     @classmethod
     def of(
@@ -40,7 +42,9 @@ class Table:
         """Return the table in GitHub's flavour of Markdown; cells may hold Markdown themselves."""
         lines = [f"## {self.title}", ""] if self.title else []
         if self.head:
-            lines += [_line(self.head), "|---|" + "---:|" * (len(self.head) - 1)]
+            align = self.align or "l" + "r" * (len(self.head) - 1)
+            rules = ({"l": "---|", "r": "---:|"}[column] for column in align)
+            lines += [_line(self.head), "|" + "".join(rules)]
             lines += [*(_line(row) for row in self.rows), ""]
         return "\n".join([*lines, *(line for note in self.notes for line in (note, ""))])
 

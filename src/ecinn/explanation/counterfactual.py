@@ -212,7 +212,7 @@ def explain(
         out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
-        as_asked=shortfall(end.verdict, q, confidence) == 0,
+        as_requested=shortfall(end.verdict, q, confidence) == 0,
         corrections=end.corrections,
         passes=passes,
         class_names=names,

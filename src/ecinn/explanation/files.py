@@ -61,7 +61,7 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
         if not bool(e.reachable[index, target]):
             highest = float(e.convincing_certificate.posterior[index, target, q])
             said.append(f"to {name}: {percent(highest)} is the highest reachable confidence")
-        elif not bool(e.as_asked[index, target]):
+        elif not bool(e.as_requested[index, target]):
             winner = e.class_names[int(e.convincing_certificate.winner[index, target])]
             said.append(f"to {name}: not reached, the counterfactual is predicted as {winner}")
         third = int(e.third_class[index, target])
@@ -97,7 +97,7 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
         "alpha": float(e.alpha[index, target]),
         "reachable": reachable,
         "highest": None if reachable else highest,
-        "as_asked": bool(e.as_asked[index, target]),
+        "as_requested": bool(e.as_requested[index, target]),
         "corrections": int(e.corrections[index, target]),
         "passes": e.passes + 2 * int(e.corrections[index, target]),
         "third_class": None if third < 0 else e.class_names[third],

@@ -106,7 +106,7 @@ class Explanation:
     """The requested p(q); None for α₁."""
     reachable: Bool[Tensor, "batch targets"]
     """True where that confidence exists on the line; elsewhere α is that of the highest p(q)."""
-    as_asked: Bool[Tensor, "batch targets"]
+    as_requested: Bool[Tensor, "batch targets"]
     """True where the verdict fulfils the request: q wins, and its probability is within 0.05 of
     the requested confidence, if there is one (then q need not win at one half or less)."""
     corrections: Int[Tensor, "batch targets"]

@@ -50,7 +50,7 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
     shown = int(e.convincing_certificate.winner[row, column])
     missed = shown != q
     if e.confidence is not None:
-        shown, missed = q, not bool(e.as_asked[row, column])
+        shown, missed = q, not bool(e.as_requested[row, column])
     share = float(e.convincing_certificate.verdict[row, column, shown])
     heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))
     return (

@@ -101,9 +101,7 @@ class Squeeze(Bijection):
         return F.pixel_shuffle(y, 2)
 
 
-_HAAR = 0.5 * torch.tensor(
-    [[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]],
-)
+_HAAR = 0.5 * torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
 
 
 class Haar(Bijection):
@@ -113,8 +111,7 @@ class Haar(Bijection):
         super().__init__()
         # The patch (a b; c d) of channel i becomes channels i, n+i, 2n+i, 3n+i.
         mix = torch.einsum("kp,ij->kijp", _HAAR, torch.eye(channels)).reshape(4 * channels, -1)
-        self.register_buffer("mix", mix[:, :, None, None], persistent=False)
-        self.mix: Tensor
+        self.mix = nn.Buffer(mix[:, :, None, None], persistent=False)
 
     def forward(self, x: Maps) -> tuple[Resized, LogDet]:
         return F.conv2d(F.pixel_unshuffle(x, 2), self.mix), _no_change(x)
@@ -162,8 +159,7 @@ class ChannelMix(AffineMix):
         rotation = orthogonal * triangular.diagonal().sign()
         # Stored with the weights in float32: rebuilt from a seed it would depend on the linear
         # algebra library, and in half precision it would not be orthogonal.
-        self.register_buffer("rotation", rotation.float()[:, :, None, None])
-        self.rotation: Tensor
+        self.rotation = nn.Buffer(rotation.float()[:, :, None, None])
 
     def matrix(self) -> Kernel:
         return self.rotation
@@ -176,11 +172,8 @@ class CosineMix(AffineMix):
         self, channels: int, generator: torch.Generator, scale: float | None = None
     ) -> None:
         super().__init__(channels, scale)
-        self.register_buffer("order", torch.randperm(channels, generator=generator))
-        self.order: Tensor
-        cosines = _dct_matrix(channels)[:, :, None, None]
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.cosines: Tensor
+        self.order = nn.Buffer(torch.randperm(channels, generator=generator))
+        self.cosines = nn.Buffer(_dct_matrix(channels)[:, :, None, None], persistent=False)
 
     def matrix(self) -> Kernel:
         return self.cosines[:, self.order]
@@ -252,16 +245,12 @@ class DCTPooling(Bijection):
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
         self.shape = (channels, height, width)
-        self.register_buffer("rows", _dct_matrix(height), persistent=False)
-        self.register_buffer("columns", _dct_matrix(width), persistent=False)
-        self.rows: Tensor
-        self.columns: Tensor
+        self.rows = nn.Buffer(_dct_matrix(height), persistent=False)
+        self.columns = nn.Buffer(_dct_matrix(width), persistent=False)
         frequency = torch.arange(height)[:, None] + torch.arange(width)
         order = frequency.flatten().argsort(stable=True)
-        self.register_buffer("order", order, persistent=False)
-        self.register_buffer("original_order", order.argsort(), persistent=False)
-        self.order: Tensor
-        self.original_order: Tensor
+        self.order = nn.Buffer(order, persistent=False)
+        self.original_order = nn.Buffer(order.argsort(), persistent=False)
 
     def forward(self, x: Maps) -> tuple[Vector, LogDet]:
         spectrum = self.rows @ x @ self.columns.T
@@ -269,9 +258,8 @@ class DCTPooling(Bijection):
 
     def inverse(self, y: Vector) -> Maps:
         channels, height, width = self.shape
-        spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)[
-            :, :, self.original_order
-        ]
+        spectrum = y.reshape(-1, height * width, channels).transpose(1, 2)
+        spectrum = spectrum[:, :, self.original_order]
         return self.rows.T @ spectrum.reshape(-1, channels, height, width) @ self.columns
 
 
@@ -280,8 +268,7 @@ class Permutation(Bijection):
 
     def __init__(self, dim: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.register_buffer("order", torch.randperm(dim, generator=generator))
-        self.order: Tensor
+        self.order = nn.Buffer(torch.randperm(dim, generator=generator))
 
     def forward(self, x: Vector) -> tuple[Vector, LogDet]:
         return x[:, self.order], _no_change(x)
@@ -349,9 +336,5 @@ def fully_connected_subnet(
     last = nn.Linear(width, dim_out)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
-    return nn.Sequential(
-        nn.Linear(dim_in, width),
-        nn.ReLU(),
-        nn.Dropout(dropout) if dropout else nn.Identity(),
-        last,
-    )
+    optional_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+    return nn.Sequential(nn.Linear(dim_in, width), nn.ReLU(), optional_dropout, last)

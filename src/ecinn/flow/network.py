@@ -89,12 +89,12 @@ class Architecture:
             )
         if self.classes < 2:
             raise InputError(f"a classifier needs at least 2 classes, not {self.classes}")
-        if self.downsampling not in ("coupling", "haar", "squeeze"):
-            raise InputError(
-                f"downsampling must be coupling, haar or squeeze, not {self.downsampling!r}"
-            )
-        if self.mixing not in ("rotation", "cosine"):
-            raise InputError(f"mixing must be rotation or cosine, not {self.mixing!r}")
+        for name, known in (
+            ("downsampling", ("coupling", "haar", "squeeze")),
+            ("mixing", ("rotation", "cosine")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be {' or '.join(known)}, not {getattr(self, name)}")
 
 
 def build_inn(architecture: Architecture) -> Chain:
@@ -116,12 +116,17 @@ def _layers(architecture: Architecture, generator: torch.Generator) -> list[Bije
     channels, height, width = 4 * a.channels, a.height // 2, a.width // 2
     for index, stage in enumerate(a.stages):
         if index:
-            downsampling = _downsampling(a, channels, stage.width)
+            halve: Bijection
+            if a.downsampling == "coupling":
+                halve = _coupling(a, channels, stage.width, a.dropout, downsamples=True)
+            else:
+                halve = Haar(channels) if a.downsampling == "haar" else Squeeze()
             channels, height, width = 4 * channels, height // 2, width // 2
             mixing = [mix(channels, generator)] if a.channel_scale is None else []
-            layers.append(Chain([downsampling, *mixing]))
+            layers.append(Chain([halve, *mixing]))
+        dropout = a.dropout if stage.dropout is None else stage.dropout
         for _ in range(stage.couplings):
-            coupling = _coupling(a, channels, stage)
+            coupling = _coupling(a, channels, stage.width, dropout)
             layers.append(Chain([coupling, mix(channels, generator, a.channel_scale)]))
     layers.append(DCTPooling(channels, height, width))
     for _ in range(a.dense_couplings if a.dense_width else 0):
@@ -144,33 +149,17 @@ def latent_frequencies(architecture: Architecture) -> Int[Tensor, " dim"] | None
     return frequency.sort().values.repeat_interleave(a.dim // len(frequency))
 
 
-def _coupling(a: Architecture, channels: int, stage: Stage) -> Coupling:
-    half = channels // 2
-    dropout = a.dropout if stage.dropout is None else stage.dropout
-    subnet = convolutional_subnet(
-        half,
-        2 * (channels - half),
-        stage.width,
-        norm=a.norm,
-        dropout=dropout,
-        start_at_zero=a.channel_scale is None,
-    )
-    return Coupling(channels, subnet, a.clamp)
-
-
-def _downsampling(a: Architecture, channels: int, width: int) -> Bijection:
-    if a.downsampling == "haar":
-        return Haar(channels)
-    if a.downsampling == "squeeze":
-        return Squeeze()
+def _coupling(
+    a: Architecture, channels: int, width: int, dropout: float, *, downsamples: bool = False
+) -> Coupling:
     half = channels // 2
     subnet = convolutional_subnet(
         half,
-        8 * (channels - half),
+        (8 if downsamples else 2) * (channels - half),
         width,
         norm=a.norm,
-        dropout=a.dropout,
-        stride=2,
+        dropout=dropout,
+        stride=2 if downsamples else 1,
         start_at_zero=a.channel_scale is None,
     )
-    return DownsamplingCoupling(channels, subnet, a.clamp)
+    return (DownsamplingCoupling if downsamples else Coupling)(channels, subnet, a.clamp)

@@ -1,11 +1,7 @@
-"""Judges: independent networks that assess the counterfactuals of any method.
-
-Two oracles classify them, a feature network gives the Fréchet distance, and autoencoders the
-scores IM1 and IM2.
-"""
+"""Judges: two oracles, features for the Fréchet distance, and autoencoders for IM1 and IM2."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +39,6 @@ SHIPPED = ASSETS / "judges"
 KIND = "judges"
 _BATCH = 500
 """Images per forward pass, which bounds memory."""
-_CPU = torch.device("cpu")
 
 
 def scaled(images: StoredImages) -> Images:
@@ -68,17 +63,10 @@ class JudgeSettings:
     autoencoder_batch_size: int = 32
     autoencoder_learning_rate: float = 0.01
     shift: float = 2.0
-    """Augmentation of the classifiers: pixels, degrees and shares."""
+    """Augmentation of half of the classifiers' images: pixels, degrees and shares."""
     rotate: float = 8.0
     scale: float = 0.08
     shear: float = 0.08
-
-    @property
-    def augmentation(self) -> Augmentation:
-        """Augmentation of half of the classifiers' training images."""
-        return Augmentation(
-            shift=self.shift, rotate=self.rotate, scale=self.scale, shear=self.shear, share=0.5
-        )
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -86,14 +74,12 @@ class ConvolutionalNetwork(nn.Module):
 
     def __init__(self, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            *_convolution(channels, width),
-            nn.MaxPool2d(2),
-            *_convolution(width, 2 * width),
-            nn.MaxPool2d(2),
-            *_convolution(2 * width, 4 * width),
-            *_convolution(4 * width, 4 * width),
-        )
+        layers: list[nn.Module] = []
+        for pools, filters in ((True, width), (True, 2 * width), *[(False, 4 * width)] * 2):
+            layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False)]
+            layers += [nn.BatchNorm2d(filters), nn.ReLU(), *[nn.MaxPool2d(2)] * pools]
+            channels = filters
+        self.body = nn.Sequential(*layers)
         self.head = nn.Linear(4 * width, classes)
 
     def features(self, x: Images) -> Float[Tensor, "batch features"]:
@@ -142,22 +128,22 @@ class Autoencoder(nn.Sequential):
         )
 
 
-def _convolution(channels: int, width: int) -> Iterator[nn.Module]:
-    yield nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    yield nn.BatchNorm2d(width)
-    yield nn.ReLU()
+class Judges(nn.Module):
+    """Networks that took no part in making the counterfactuals, and their training record."""
 
+    record: Mapping[str, Any]
+    """Seed, training record, and `accuracy` and `reconstruction_error` on the test images."""
 
-class JudgeNetworks(nn.Module):
-    """All networks of a set of judges."""
-
-    def __init__(self, shape: tuple[int, int, int], classes: int, settings: JudgeSettings) -> None:
+    def __init__(
+        self, shape: Sequence[int], class_names: Sequence[str], settings: JudgeSettings
+    ) -> None:
         super().__init__()
         channels, height, width = shape
+        classes, dim = len(class_names), channels * height * width
+        self.shape, self.class_names = (channels, height, width), tuple(class_names)
+        self.settings, self.record = settings, {}
         self.convolutional = ConvolutionalNetwork(channels, classes, settings.convolution_width)
-        self.fully_connected = FullyConnectedNetwork(
-            channels * height * width, classes, settings.dense_width
-        )
+        self.fully_connected = FullyConnectedNetwork(dim, classes, settings.dense_width)
         self.feature_network = ConvolutionalNetwork(channels, classes, settings.convolution_width)
         self.autoencoders = nn.ModuleList(
             Autoencoder(channels, settings.autoencoder_width) for _ in range(classes)
@@ -166,34 +152,10 @@ class JudgeNetworks(nn.Module):
         # Twice as fast on a CPU with few channels.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-
-@dataclass(frozen=True)
-class Judges:
-    """Networks that took no part in making the counterfactuals, and their training record."""
-
-    networks: JudgeNetworks
-    shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    settings: JudgeSettings
-    record: Mapping[str, Any]
-    """Seed, training record, and `accuracy` and `reconstruction_error` on the test images."""
-
-    @property
-    def oracles(self) -> Mapping[str, nn.Module]:
-        """The two classifiers by family."""
-        return {
-            "convolutional": self.networks.convolutional,
-            "fully connected": self.networks.fully_connected,
-        }
-
-    def to(self, device: torch.device) -> "Judges":
-        """Move the networks; results are returned on the device of the images."""
-        self.networks.to(device)
-        return self
-
     def scores(self, images: StoredImages) -> dict[str, Float[Tensor, "batch classes"]]:
         """Return the logits of each oracle by family."""
-        return {family: self._judge(oracle, images) for family, oracle in self.oracles.items()}
+        oracles = {"convolutional": self.convolutional, "fully connected": self.fully_connected}
+        return {family: self.judge(oracle, images) for family, oracle in oracles.items()}
 
     def verdicts(self, images: StoredImages) -> dict[str, Labels]:
         """Return the class that each oracle predicts, by family."""
@@ -201,28 +163,29 @@ class Judges:
 
     def features(self, images: StoredImages) -> Float[Tensor, "batch features"]:
         """Return the feature network's penultimate layer, for the Fréchet distance."""
-        return self._judge(self.networks.feature_network.features, images)
+        return self.judge(self.feature_network.features, images)
 
     def reconstruct(self, images: StoredImages, labels: Labels | None = None) -> Images:
         """AE_label(x) of every image, or AE_all(x) without labels, on the scale of `scaled`."""
         if labels is None:
-            return self._judge(self.networks.autoencoder_of_all, images)
-        if bool(((labels < 0) | (labels >= len(self.class_names))).any()):
+            return self.judge(self.autoencoder_of_all, images)
+        if not set(labels.unique().tolist()) <= set(range(len(self.class_names))):
             raise InputError(f"labels must be 0 to {len(self.class_names) - 1} for these judges")
         reconstructed = torch.empty(images.shape, device=images.device)
-        for label, network in enumerate(self.networks.autoencoders):
+        for label, network in enumerate(self.autoencoders):
             rows = labels == label
             if bool(rows.any()):
-                reconstructed[rows] = self._judge(network, images[rows])
+                reconstructed[rows] = self.judge(network, images[rows])
         return reconstructed
 
     @torch.no_grad()
-    def _judge(self, network: Callable[[Tensor], Tensor], images: StoredImages) -> Tensor:
+    def judge(self, network: Callable[[Tensor], Tensor], images: StoredImages) -> Tensor:
+        """Return the output for images of any device, in parts."""
         if tuple(images.shape[1:]) != self.shape:
             raise InputError(
                 f"these judges need images of shape {self.shape}, not {tuple(images.shape[1:])}"
             )
-        device = self.networks.convolutional.head.weight.device
+        device = self.convolutional.head.weight.device
         outputs = [network(scaled(batch.to(device))) for batch in images.split(_BATCH)]
         return torch.cat(outputs).to(images.device)
 
@@ -235,7 +198,7 @@ class Judges:
             "settings": dataclasses.asdict(self.settings),
             "record": self.record,
         }
-        write_tensors(path, stored_weights(self.networks, vectors=True), about)
+        write_tensors(path, stored_weights(self, vectors=True), about)
 
 
 def shipped_judges() -> list[str]:
@@ -247,11 +210,11 @@ def load_judges(name_or_path: str | Path) -> Judges:
     """Read shipped judges by their name, or any judges by their path."""
 
     def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Judges:
-        channels, height, width = map(int, about["shape"])
         settings: JudgeSettings = rebuild(JudgeSettings, about["settings"])
-        shape, names = (channels, height, width), tuple(about["class_names"])
-        networks = assemble(lambda: JudgeNetworks(shape, len(names), settings), tensors, _CPU)
-        return Judges(networks, shape, names, settings, about["record"])
+        shape, names = about["shape"], about["class_names"]
+        judges = assemble(lambda: Judges(shape, names, settings), tensors, torch.device("cpu"))
+        judges.record = about["record"]
+        return judges
 
     return load_tensors(find_file(name_or_path, SHIPPED, KIND), KIND, build)
 
@@ -267,40 +230,52 @@ def train_judges(
 ) -> Judges:
     """Train every judge from its own seed, and measure them with their stored weights."""
     device = resolve_device(device)
-    _require_judgeable(data, test)
     channels, height, width = data.images.shape[1:]
-    shape, names = (channels, height, width), data.class_names
+    names = data.class_names
+    if not 1 <= channels <= 3 or height % 4 or width % 4:
+        raise InputError(
+            "judges need images with 1 to 3 channels and sides divisible by 4, not "
+            f"{channels}×{height}×{width}: resize the images"
+        )
+    counts = torch.bincount(data.labels, minlength=len(names))
+    if len(counts) < 2 or not bool(counts.all()):
+        raise InputError("give at least two classes and training images of each")
 
-    def build() -> JudgeNetworks:
-        return JudgeNetworks(shape, len(names), settings)
+    def build() -> Judges:
+        return Judges(data.images.shape[1:], names, settings)
 
-    with seeded(_CPU, seed):
+    with seeded(torch.device("cpu"), seed):
         networks = build().to(device)
     images, labels = data.images.to(device), data.labels.to(device)
     everything = Dataset(images, labels, names)
+    classes = [
+        Dataset(images[labels == label], labels[labels == label], names)
+        for label in range(len(names))
+    ]
     assignments: list[tuple[str, nn.Module, int, Dataset]] = [
         ("convolutional", networks.convolutional, settings.convolution_epochs, everything),
         ("fully connected", networks.fully_connected, settings.dense_epochs, everything),
         ("features", networks.feature_network, settings.convolution_epochs, everything),
         ("autoencoder", networks.autoencoder_of_all, settings.autoencoder_epochs, everything),
+        *(
+            (f"autoencoder of {name}", network, settings.autoencoder_epochs, images_of_class)
+            for name, network, images_of_class in zip(
+                names, networks.autoencoders, classes, strict=True
+            )
+        ),
     ]
-    for label, name in enumerate(names):
-        one_class = Dataset(images[labels == label], labels[labels == label], names)
-        network = networks.autoencoders[label]
-        task = f"autoencoder of {name}"
-        assignments.append((task, network, settings.autoencoder_epochs, one_class))
     trainings = [
         _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
         for number, (task, network, epochs, part) in enumerate(assignments)
     ]
-    record = {
+    judges = assemble(build, stored_weights(networks, vectors=True), device)
+    judges.record = {
         "seed": seed,
         "test_images": len(test),
         **training_record(trainings, len(data), device),
+        **_measure(judges, test),
     }
-    stored = assemble(build, stored_weights(networks, vectors=True), device)
-    judges = Judges(stored, shape, names, settings, record)
-    return dataclasses.replace(judges, record=record | _measure(judges, test)).to(_CPU)
+    return judges.cpu()
 
 
 def _fit(
@@ -315,15 +290,17 @@ def _fit(
     """Train with AdamW and a one-cycle schedule: autoencoders on their error, others on labels."""
     generator = torch.Generator(data.images.device).manual_seed(seed)
     is_autoencoder = isinstance(network, Autoencoder)
-    batch_size, rate = settings.batch_size, settings.learning_rate
+    s = settings
+    augmentation = Augmentation(s.shift, rotate=s.rotate, scale=s.scale, shear=s.shear, share=0.5)
+    batch_size, rate = s.batch_size, s.learning_rate
     if is_autoencoder:
-        batch_size, rate = settings.autoencoder_batch_size, settings.autoencoder_learning_rate
+        batch_size, rate = s.autoencoder_batch_size, s.autoencoder_learning_rate
 
     def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor | None]:
         if is_autoencoder:
             x = scaled(data.images[batch])
             return F.mse_loss(network(x), x), None
-        logits = network(scaled(augment(data.images[batch], settings.augmentation, generator)))
+        logits = network(scaled(augment(data.images[batch], augmentation, generator)))
         wrong = logits.detach().argmax(1) != data.labels[batch]
         return F.cross_entropy(logits, data.labels[batch]), wrong.float().mean()
 
@@ -344,7 +321,7 @@ def _fit(
 def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
     """Return the classifiers' accuracies and the autoencoders' mean squared errors per pixel."""
     scores = judges.scores(test.images)
-    scores["features"] = judges._judge(judges.networks.feature_network, test.images)
+    scores["features"] = judges.judge(judges.feature_network, test.images)
     x = scaled(test.images)
     another = (test.labels + 1) % len(test.class_names)
     reconstructions = {
@@ -361,17 +338,3 @@ def _measure(judges: Judges, test: Dataset) -> dict[str, dict[str, float]]:
             name: F.mse_loss(image, x).item() for name, image in reconstructions.items()
         },
     }
-
-
-def _require_judgeable(data: Dataset, test: Dataset) -> None:
-    channels, height, width = data.images.shape[1:]
-    if not 1 <= channels <= 3 or height % 4 or width % 4:
-        raise InputError(
-            "judges need images with 1 to 3 channels and sides divisible by 4, not "
-            f"{channels}×{height}×{width}: resize the images"
-        )
-    if data.images.shape[1:] != test.images.shape[1:] or data.class_names != test.class_names:
-        raise InputError("training and test images differ in shape or classes: use one dataset")
-    counts = torch.bincount(data.labels, minlength=len(data.class_names))
-    if len(counts) < 2 or not len(test) or not bool(counts.all()):
-        raise InputError("give at least two classes, training images of each, and test images")

@@ -1,7 +1,6 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -37,10 +36,7 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
 ) -> Checkpoint:
-    """Fit class means μ, mean latents μ̄ and the OOD detector to the clean training images.
-
-    They are fitted to the weights as they are stored.
-    """
+    """Fit μ, μ̄ and the OOD detector to clean training images and the weights as stored."""
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
     z, log_det = _encode(classifier, data.images, device)
@@ -48,7 +44,7 @@ def calibrate(
         classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, recipe))
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     mu_bar = class_means(z.split(500), classifier.mu)
-    ood = OODDetector(fit_log_p(log_p))
+    texture = pose = None
     frequency = latent_frequencies(recipe.architecture)
     if frequency is not None:
         predicted = equations.log_posterior(z, classifier.mu).argmax(1)
@@ -56,17 +52,16 @@ def calibrate(
         # In parts, because intermediate results of all latents may not fit into memory.
         parts = zip(z.split(500), predicted.split(500), strict=True)
         energies = torch.cat([band_energies(part - mu_bar[p], frequency) for part, p in parts])
-        ood = replace(ood, texture=fit_texture(energies, frequency))
+        texture = fit_texture(energies, frequency)
     if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
         misplaced = misplace(data.images[: min(POSE_IMAGES, len(data) // 2)], generator)
         pose = fit_pose(z, _encode(classifier, misplaced, device)[0])
-        ood = replace(ood, pose=pose)
     return Checkpoint(
         recipe=recipe,
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
-        ood=ood.to(torch.device("cpu")),
+        ood=OODDetector(fit_log_p(log_p), texture, pose).to(torch.device("cpu")),
         class_names=data.class_names,
         training=training,
     )
@@ -78,11 +73,9 @@ def _encode(
     device: torch.device,
 ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
     """Return all latents and log-determinants."""
+    parts = images.split(500)
     with exact_convolutions():
-        encoded = [
-            classifier.encode_with_log_det(to_pixels(part.to(device)))
-            for part in images.split(500)
-        ]
+        encoded = [classifier.encode_with_log_det(to_pixels(part.to(device))) for part in parts]
     return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
 
 
@@ -94,11 +87,10 @@ def refit_means(
 ) -> Float[Tensor, "classes dim"]:
     """Return the class means that minimise the training loss on these latents.
 
-    The network was trained on noisy images. Latents of clean images lie closer together, and
-    means fitted to them separate the classes better.
+    Latents of clean images lie closer together than those of the noisy training images.
     """
     assert recipe.refit_label_smoothing is not None
-    label_smoothing = recipe.refit_label_smoothing
+    smoothing = recipe.refit_label_smoothing
     fitted = mu.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
     no_jacobian = z.new_zeros(len(z))
@@ -107,13 +99,10 @@ def refit_means(
     def loss() -> Tensor:
         optimiser.zero_grad()
         log_p = equations.log_marginal(equations.log_likelihood(z, no_jacobian, fitted))
-        value = equations.information_bottleneck_loss(
-            -log_p.mean() / z.shape[1],
-            equations.smoothed_cross_entropy(
-                equations.log_posterior(z, fitted), labels, label_smoothing
-            ),
-            recipe.beta,
-        )
+        log_posterior = equations.log_posterior(z, fitted)
+        cross_entropy = equations.smoothed_cross_entropy(log_posterior, labels, smoothing)
+        nll = -log_p.mean() / z.shape[1]
+        value = equations.information_bottleneck_loss(nll, cross_entropy, recipe.beta)
         value.backward()
         return value
 
@@ -126,9 +115,8 @@ def mix(
 ) -> Checkpoint:
     """Return the calibrated model with weights (1 − share)·first + share·second.
 
-    Models that were fine-tuned from the same weights can usually be averaged; `share` then trades
-    off, for example, proximity against realism without any training. Check the measured error:
-    the average of unrelated models is useless.
+    This trades off, for example, proximity against realism without training. It works for models
+    that were fine-tuned from the same weights; the average of unrelated models is useless.
     """
     if not 0 <= share <= 1:
         raise InputError(f"the share of the second model must be between 0 and 1, not {share}")

@@ -1,5 +1,6 @@
 """Evaluate a model on images that it was not trained on."""
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -55,61 +56,48 @@ def evaluate(
     batch_size: int = 250,
     observe: Observer = ignore,
 ) -> Evaluation:
-    """Measure a model on clean 8-bit images.
-
-    Args:
-        seed: draws the targets and the dequantisation noise.
-    """
+    """Measure a model on clean 8-bit images; the seed draws targets and dequantisation noise."""
     report = counter(observe, f"{model.recipe.name}: evaluating", len(data))
     generator = torch.Generator(model.device).manual_seed(seed)
-    errors = reached = reached_corrected = corrections = third = typical = 0
-    bits = noisy_bits = noise_free_bits = round_trip = 0.0
-    noise = model.recipe.noise
-    dim = model.classifier.architecture.dim
+    noise, architecture = model.recipe.noise, model.classifier.architecture
     offsets = random_offsets(len(data), len(model.class_names), seed)
+    sums: defaultdict[str, float] = defaultdict(float)
+    round_trip = 0.0
     for start in range(0, len(data), batch_size):
         part = slice(start, start + batch_size)
         images = data.images[part].to(model.device)
-        label = data.labels[part].to(model.device)
         with exact_convolutions():
             predicted = model.classifier.predict(to_pixels(images))
-            log_p = model.classifier.log_marginal(dequantise(images, generator))
-            noisy_log_p = log_p
+            log_p = noisy_log_p = model.classifier.log_marginal(dequantise(images, generator))
             if noise:
                 noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
         explanation = model.explain(images, q[:, None], correct=True)
-        errors += int((explanation.p != label).sum())
-        # Only counterfactuals that do not reach q at α₁ are corrected.
-        now_reached = explanation.convincing_certificate.reached
-        reached += int((now_reached & (explanation.corrections == 0)).sum())
-        reached_corrected += int(now_reached.sum())
-        corrections += int(explanation.corrections.sum())
-        third += int((explanation.third_class >= 0).sum())
-        round_trip = max(round_trip, float(explanation.round_trip_error.max()))
-        bits += float(equations.bits_per_dim(log_p, dim).sum())
-        noisy_bits += float(equations.bits_per_dim(noisy_log_p, dim).sum())
-        noise_free_bits += float(equations.bits_per_dim(explanation.log_p, dim).sum())
+        reached = explanation.convincing_certificate.reached
         assert explanation.typical is not None
-        typical += int(explanation.typical.sum())
+        measured = {
+            "error": explanation.p != data.labels[part].to(model.device),
+            "bits_per_dim": equations.bits_per_dim(log_p, architecture.dim),
+            "bits_per_dim_noisy": equations.bits_per_dim(noisy_log_p, architecture.dim),
+            "bits_per_dim_paper": equations.bits_per_dim(explanation.log_p, architecture.dim),
+            # Only counterfactuals that do not reach q at α₁ are corrected.
+            "reached_q": reached & (explanation.corrections == 0),
+            "reached_q_corrected": reached,
+            "passes_corrected": explanation.corrections,
+            "tipping_third_class": explanation.third_class >= 0,
+            "typical": explanation.typical,
+        }
+        for name, values in measured.items():
+            sums[name] += float(values.sum())
+        round_trip = max(round_trip, float(explanation.round_trip_error.max()))
         report(min(start + batch_size, len(data)))
-    n = len(data)
+    means = {name: total / len(data) for name, total in sums.items()}
+    means["bits_per_dim_paper"] = equations.paper_bits_per_dim(
+        means["bits_per_dim_paper"], architecture.pixel_scale
+    )
+    means["passes_corrected"] = 3 + 2 * means["passes_corrected"]
     return Evaluation(
-        model=model.recipe.name,
-        n=n,
-        error=errors / n,
-        bits_per_dim=bits / n,
-        bits_per_dim_noisy=noisy_bits / n,
-        bits_per_dim_paper=equations.paper_bits_per_dim(
-            noise_free_bits / n, model.classifier.architecture.pixel_scale
-        ),
-        reached_q=reached / n,
-        reached_q_corrected=reached_corrected / n,
-        passes_corrected=3 + 2 * corrections / n,
-        tipping_third_class=third / n,
-        round_trip_error=round_trip,
-        typical=typical / n,
-        seed=seed,
+        model=model.recipe.name, n=len(data), round_trip_error=round_trip, seed=seed, **means
     )
 
 

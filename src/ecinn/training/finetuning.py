@@ -1,7 +1,6 @@
 """Second training stage: fine-tune the quality of counterfactuals against a critic."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,10 @@ from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint
-from ecinn.classifier.recipes import Recipe
-from ecinn.data.dataset import Dataset
+from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.pixels import Images, Labels, to_pixels, to_uint8
-from ecinn.training.state import TrainingState, classifier_pair, make_optimiser
-from ecinn.training.step import BatchLoss, OptimisationStep, cosine_schedule
+from ecinn.training.state import TrainingState
+from ecinn.training.step import OptimisationStep, cosine_schedule
 
 MEANS_WEIGHT = 0.02
 """Weight of a batch's mean latents in their moving average μ̄."""
@@ -24,9 +22,6 @@ HIGHEST_CONFIDENCE = 0.99
 """Random confidences lie between one minus this and this."""
 CRITIC_WIDTH = 48
 CRITIC_FEATURES = 256
-
-Counterfactuals = Float[Tensor, "some channels height width"]
-"""The counterfactuals at α₁, which come first in a batch."""
 
 
 class Critic(nn.Module):
@@ -63,8 +58,7 @@ class RunningMeans(nn.Module):
 
     def __init__(self, mu_bar: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mu_bar", mu_bar.clone())
-        self.mu_bar: Tensor
+        self.mu_bar = nn.Buffer(mu_bar.clone())
 
 
 @dataclass
@@ -81,12 +75,9 @@ class FineTuningState(TrainingState):
     ) -> "FineTuningState":
         """Return the state that starts from a model, with a new critic."""
         assert stage.finetuning is not None
-        classifier, average = classifier_pair(stage, device)
-        for network in (classifier, average):
-            network.load_state_dict(model.classifier.state_dict())
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(stage.seed)
-            critic = Critic(classifier.image_shape, stage.architecture.classes).to(device)
+            critic = Critic(model.classifier.image_shape, stage.architecture.classes).to(device)
         critic_optimiser = torch.optim.Adam(
             critic.parameters(),
             torch.tensor(stage.finetuning.critic_learning_rate, device=device),
@@ -94,31 +85,16 @@ class FineTuningState(TrainingState):
             fused=True,
             capturable=device.type == "cuda",
         )
-        state = cls(
-            classifier,
-            average,
-            make_optimiser(classifier, stage, device),
-            critic=critic,
-            critic_optimiser=critic_optimiser,
-            means=RunningMeans(model.mu_bar).to(device),
-        )
-        state.add_attribute_head(attributes, stage, device)
-        return state
+        first = TrainingState.start(stage, device, attributes)
+        for network in (first.classifier, first.average):
+            network.load_state_dict(model.classifier.state_dict())
+        means = RunningMeans(model.mu_bar).to(device)
+        return cls(**vars(first), critic=critic, critic_optimiser=critic_optimiser, means=means)
 
     @staticmethod
     def comparable(settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that a resumed run must share: all but the number of epochs."""
         return settings | {"epochs": 0, "finetuning": settings["finetuning"] | {"epochs": 0}}
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """Every network by the name it is stored under."""
-        return {**super().networks, "critic": self.critic, "means": self.means}
-
-    @property
-    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
-        """Every optimiser with the network that it updates."""
-        return {**super().optimisers, "critic_optimiser": (self.critic, self.critic_optimiser)}
 
 
 def second_stage(recipe: Recipe) -> Recipe:
@@ -137,28 +113,20 @@ class FineTuningStep(OptimisationStep):
 
     stage = "fine-tuning"
     inverts = True
+    state: FineTuningState
 
-    def __init__(
-        self, stage: Recipe, data: Dataset, state: FineTuningState, device: torch.device
-    ) -> None:
-        self.tuned = state
-        assert stage.finetuning is not None
-        self.settings = stage.finetuning
-        super().__init__(stage, data, state, device)
-
-    def _set_mode(self) -> None:
-        """Switch dropout off: decoding must invert encoding."""
-        super()._set_mode()
-        for module in self.state.classifier.modules():
-            if isinstance(module, nn.Dropout | nn.Dropout2d):
-                module.eval()
+    @property
+    def settings(self) -> FineTuning:
+        """The settings of this stage."""
+        assert self.recipe.finetuning is not None
+        return self.recipe.finetuning
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take a step; the critic follows the classifier's schedule, but without a warm-up."""
         rate = self.settings.critic_learning_rate
         if done > self.recipe.warm_up:
             rate *= cosine_schedule(done, self.recipe.warm_up)
-        for group in self.tuned.critic_optimiser.param_groups:
+        for group in self.state.critic_optimiser.param_groups:
             group["lr"].fill_(rate)
         super().__call__(batch, done, number)
 
@@ -169,22 +137,26 @@ class FineTuningStep(OptimisationStep):
         q = self._other_class(p)
         z_hat, convincing = self._counterfactual_latents(first.z, p, q)
         x_hat = self.state.classifier.decode(z_hat).clamp(0, 1)
-        self._descend(first.loss + self._counterfactual_loss(first, z_hat, x_hat, q, convincing))
-        self._train_critic(first.x.clamp(0, 1), p, x_hat[:convincing].detach(), q)
+        self._descend(first.loss + self._counterfactual_loss(first.x, z_hat, x_hat, q, convincing))
+        real, made = first.x.clamp(0, 1), x_hat[:convincing].detach()
+        loss = critic_loss(self.state.critic, real, p, made, q, self.settings.gradient_penalty)
+        self.state.critic_optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.state.critic_optimiser.step()
         self._update_average(first.figures)
 
     @torch.no_grad()
     def _update_means(self, z: Float[Tensor, "batch dim"], label: Labels) -> None:
         """μ̄ ← (1 − w)μ̄ + w·m for the classes in this batch, with mean latents m."""
-        member = F.one_hot(label, len(self.tuned.means.mu_bar)).to(z.dtype)
+        mu_bar: Tensor = self.state.means.mu_bar
+        member = F.one_hot(label, len(mu_bar)).to(z.dtype)
         count = member.sum(0)[:, None]
         batch_means = member.T @ z / count.clamp(min=1)
         present = (count > 0).to(z.dtype)
-        mu_bar = self.tuned.means.mu_bar
         mu_bar += MEANS_WEIGHT * present * (batch_means - mu_bar)
 
     def _other_class(self, p: Labels) -> Labels:
-        classes = len(self.tuned.means.mu_bar)
+        classes = len(self.state.means.mu_bar)
         offset = torch.randint(1, classes, p.shape, generator=self.generator, device=self.device)
         return (p + offset) % classes
 
@@ -194,7 +166,7 @@ class FineTuningStep(OptimisationStep):
         """Return z + αΔ, and the number of rows at α₁; the rest request random confidences."""
         mu = self.state.classifier.mu
         with torch.no_grad():
-            delta = equations.latent_direction(self.tuned.means.mu_bar, p, q)
+            delta = equations.latent_direction(self.state.means.mu_bar, p, q)
             alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q]).clamp(0.1, 1.0)
             confidence = torch.rand(p.shape, generator=self.generator, device=self.device)
             confidence = confidence * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
@@ -211,7 +183,7 @@ class FineTuningStep(OptimisationStep):
 
     def _counterfactual_loss(
         self,
-        first: BatchLoss,
+        x: Images,
         z_hat: Float[Tensor, "batch dim"],
         x_hat: Images,
         q: Labels,
@@ -225,23 +197,13 @@ class FineTuningStep(OptimisationStep):
             reduction="batchmean",
             log_target=True,
         )
-        realism = -self.tuned.critic(x_hat[:convincing], q[:convincing]).mean()
+        realism = -self.state.critic(x_hat[:convincing], q[:convincing]).mean()
         loss: Tensor = (
-            self.settings.proximity * (x_hat - first.x).abs().mean()
+            self.settings.proximity * (x_hat - x).abs().mean()
             + self.settings.faithfulness * faithfulness
             + self.settings.realism * realism
         )
         return loss
-
-    def _train_critic(
-        self, real: Images, label: Labels, x_hat: Counterfactuals, q: Labels
-    ) -> None:
-        loss = critic_loss(
-            self.tuned.critic, real, label, x_hat, q, self.settings.gradient_penalty
-        )
-        self.tuned.critic_optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.tuned.critic_optimiser.step()
 
 
 def straight_through_8_bit(x: Images) -> Images:
@@ -253,7 +215,7 @@ def critic_loss(
     critic: Critic,
     real: Images,
     label: Labels,
-    x_hat: Counterfactuals,
+    x_hat: Float[Tensor, "some channels height width"],
     q: Labels,
     penalty: float,
 ) -> Float[Tensor, ""]:

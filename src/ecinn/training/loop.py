@@ -4,7 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,8 +24,8 @@ from ecinn.progress import Observer, Progress, ignore
 from ecinn.training.calibration import calibrate
 from ecinn.training.evaluation import with_metrics
 from ecinn.training.finetuning import FineTuningState, FineTuningStep, second_stage
-from ecinn.training.networks import REPORT_EVERY, seeded, versions
-from ecinn.training.state import EpochRecord, TrainingState, as_json
+from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
+from ecinn.training.state import TrainingState, as_json
 from ecinn.training.step import OptimisationStep
 from ecinn.training.teacher import load_teacher
 
@@ -35,6 +35,7 @@ FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
 UNROUNDED_FILE = "unrounded.safetensors"
 """The final model before its weights were rounded to 8 bits."""
+FIGURES = ("loss", "bits_per_dim", "error")
 LARGEST_LOSS = 1e3
 """Training does not recover from a loss above this."""
 
@@ -73,7 +74,12 @@ def train(
     folder, device = Path(folder), resolve_device(device)
     for images in (data,) if test is None else (data, test):
         _require_fitting(images, recipe)
-    _require_consistent(recipe, resume=resume, init_from=init_from, refine_from=refine_from)
+    if refine_from is not None and resume:
+        raise InputError("refine_from starts a new run, resume continues one: leave one out")
+    if refine_from is not None and init_from is not None:
+        raise InputError("init_from is for the first stage, which refine_from skips: choose one")
+    if refine_from is not None and recipe.finetuning is None:
+        raise InputError("refine_from skips the first stage, but there is no fine-tuning to do")
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
@@ -81,8 +87,12 @@ def train(
         teacher = load_teacher(Path(teacher), device).ensemble
     teacher, origin = _prepare_teacher(teacher, recipe, data, device)
     run = _Run(data, folder, device, resume, observe, save_every, teacher, origin)
+    starts = [
+        load_checkpoint(start) if isinstance(start, str | Path) else start
+        for start in (init_from, refine_from)
+    ]
     try:
-        models = run.train(recipe, _checkpoint(init_from), _checkpoint(refine_from))
+        models = run.train(recipe, *starts)
         if test is not None:
             models[0] = with_metrics(models[0], test, device, observe)
     except KeyboardInterrupt:
@@ -120,25 +130,31 @@ class _Run:
             refine_from = load_checkpoint(first)
         elif not self.resume:
             first.unlink(missing_ok=True)  # left by an interrupted run of something else
+        for start in (init_from, refine_from):
+            if start is not None and start.recipe.architecture != recipe.architecture:
+                raise InputError(
+                    f"cannot start from this model: its architecture differs from {recipe.name!r}"
+                )
+        attributes = 0
+        if recipe.attribute_weight:
+            if self.data.attributes is None:
+                raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+            attributes = self.data.attributes.shape[1]
         if refine_from is None:
-            state = TrainingState.start(recipe, self.device, _attributes(recipe, self.data))
+            state = TrainingState.start(recipe, self.device, attributes)
             if init_from is not None:
-                _require_same_architecture(init_from, recipe)
                 with exact_convolutions():
                     state.init_from(init_from.classifier, self.data)
                 state.origin["init_from"] = init_from.recipe.name
             models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
             refine_from = models[0]
         else:
-            _require_same_architecture(refine_from, recipe)
             models = [refine_from]
         if recipe.finetuning is None:
             return models
         save_checkpoint(refine_from, first)
         stage = second_stage(recipe)
-        tuned = FineTuningState.refine(
-            refine_from, stage, self.device, _attributes(stage, self.data)
-        )
+        tuned = FineTuningState.refine(refine_from, stage, self.device, attributes)
         models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
         first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
         # The length of the first stage is the stored model's, whatever the recipe says.
@@ -169,8 +185,13 @@ class _Run:
             state.teacher = self.teacher
             step = step_class(stage, self.data, state, self.device)
             self._run_epochs(stage, state, step, state_file)
-            del step  # calibration needs its memory
-        record = {**state.origin, **self._record(stage, state)}
+        seen = state.epoch * (len(self.data) // step.batch_size) * step.batch_size
+        del step  # calibration needs its memory
+        record = {
+            **state.origin,
+            **timing_record(len(self.data), seen, state.seconds, self.device),
+            "curve": state.curve,
+        }
         weights = state.average.state_dict()
         all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
         return [
@@ -200,22 +221,17 @@ class _Run:
                         continue
                     figures = step.read_figures()
                     sums += figures
-                    loss, bits, error = (figures / (index % REPORT_EVERY + 1)).tolist()
-                    _require_convergence(loss, state_file)
+                    means = (figures / (index % REPORT_EVERY + 1)).tolist()
+                    _require_convergence(means[0], state_file)
                     rate = (number + 1 - first_step) / (time.monotonic() - began)
-                    report = {
-                        "epoch": float(epoch + 1),
-                        "epochs": float(recipe.epochs),
-                        "loss": loss,
-                        "bits_per_dim": bits,
-                        "error": error,
-                        "images_per_second": rate * batch,
-                    }
+                    report = {"epoch": float(epoch + 1), "epochs": float(recipe.epochs)}
+                    report |= dict(zip(FIGURES, means, strict=True))
+                    report["images_per_second"] = rate * batch
                     self.observe(Progress(step.stage, number + 1, steps, report))
-                loss, bits, error = (sums / per_epoch).tolist()
                 now = time.monotonic()
                 state.epoch, state.seconds = epoch + 1, earlier_seconds + now - began
-                state.curve.append(EpochRecord(epoch + 1, loss, bits, error, state.seconds))
+                point = dict(zip(FIGURES, (sums / per_epoch).tolist(), strict=True))
+                state.curve.append({"epoch": epoch + 1, **point, "seconds": state.seconds})
                 unsaved = state.snapshot(recipe)
                 if now - saved >= self.save_every or epoch + 1 == recipe.epochs:
                     write_tensors(state_file, *unsaved)
@@ -224,22 +240,6 @@ class _Run:
             if unsaved is not None:
                 write_tensors(state_file, *unsaved)
             raise
-
-    def _record(self, stage: Recipe, state: TrainingState) -> dict[str, object]:
-        """Return the training record that the checkpoint stores."""
-        batch = min(stage.batch_size, len(self.data))
-        images = state.epoch * (len(self.data) // batch) * batch
-        return {
-            "training_images": len(self.data),
-            "seconds": round(state.seconds, 1),
-            "images_per_second": round(images / max(state.seconds, 1e-9)),
-            **versions(self.device),
-            "curve": [asdict(record) for record in state.curve],
-        }
-
-
-def _checkpoint(model: Checkpoint | str | Path | None) -> Checkpoint | None:
-    return load_checkpoint(model) if isinstance(model, str | Path) else model
 
 
 def _require_fitting(data: Dataset, recipe: Recipe) -> None:
@@ -255,19 +255,6 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
         raise InputError(
             f"{recipe.name} has classes 0 to {a.classes - 1}, but labels go from {low} to {high}"
         )
-
-
-def _require_consistent(
-    recipe: Recipe, *, resume: bool, init_from: object, refine_from: object
-) -> None:
-    if refine_from is None:
-        return
-    if resume:
-        raise InputError("refine_from starts a new run, resume continues one: leave one out")
-    if init_from is not None:
-        raise InputError("init_from is for the first stage, which refine_from skips: choose one")
-    if recipe.finetuning is None:
-        raise InputError("refine_from skips the first stage, but there is no fine-tuning to do")
 
 
 def _prepare_teacher(
@@ -298,24 +285,8 @@ def _prepare_teacher(
     return teacher, {"teacher": digest.hexdigest()[:16]}
 
 
-def _attributes(recipe: Recipe, data: Dataset) -> int:
-    """Return the number of attributes to learn besides the class."""
-    if not recipe.attribute_weight:
-        return 0
-    if data.attributes is None:
-        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
-    return data.attributes.shape[1]
-
-
-def _require_same_architecture(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    if checkpoint.recipe.architecture != recipe.architecture:
-        raise InputError(
-            f"cannot start from this model: its architecture differs from {recipe.name!r}"
-        )
-
-
 def _require_convergence(loss: float, state_file: Path) -> None:
-    if math.isfinite(loss) and loss < LARGEST_LOSS:
+    if -math.inf < loss < LARGEST_LOSS:
         return
     kept = f"the last good state is {state_file}" if state_file.exists() else "nothing was saved"
     raise EcinnError(

@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,23 +42,13 @@ def one_cycle(peak: float, extra_steps: int = 0) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """One point of a training curve: means over the epoch's training images."""
-
-    epoch: int
-    loss: float
-    error: float | None
-    seconds: float
-    """Time since the training began."""
-
-
-@dataclass(frozen=True)
 class Trained(Generic[Network]):
     """A trained network, or the EMA of its weights, and its training curve."""
 
     network: Network
     task: str
-    curve: tuple[Epoch, ...]
+    curve: list[dict[str, Any]]
+    """For each epoch: epoch, loss, error if there is one, and seconds since the beginning."""
     images: int
     """Images seen, each counted once per epoch."""
     seconds: float
@@ -97,7 +87,7 @@ def train_network(
     per_epoch = images // size
     steps = epochs * per_epoch
     scheduler = None if schedule is None else schedule(optimiser, steps)
-    curve: list[Epoch] = []
+    curve: list[dict[str, Any]] = []
     began = time.monotonic()
     for epoch in range(1, epochs + 1):
         order = torch.randperm(images, generator=generator, device=generator.device)
@@ -111,45 +101,53 @@ def train_network(
             if scheduler is not None:
                 scheduler.step()
             if average is not None and ema_decay is not None:
-                _update_average(average, network, ema_weight(ema_decay, step - 1))
+                weight = ema_weight(ema_decay, step - 1)
+                with torch.no_grad():
+                    torch._foreach_lerp_(
+                        list(average.parameters()), list(network.parameters()), weight
+                    )
             value = value.detach()
             totals += torch.stack([value, torch.zeros_like(value) if error is None else error])
             if index % REPORT_EVERY and index < per_epoch:
                 continue
             # The only place that waits for the GPU.
             means = (totals / index).tolist()
-            _require_finite(means[0], step)
+            if not math.isfinite(means[0]):
+                raise EcinnError(
+                    f"training diverged: the loss became {means[0]} within {step} steps and "
+                    "nothing was written; lower the learning rate"
+                )
             seconds = max(time.monotonic() - began, 1e-9)
             figures = {"epoch": float(epoch), "epochs": float(epochs), "loss": means[0]}
             figures |= {} if error is None else {"error": means[1]}
             figures |= {"images_per_second": step * size / seconds}
             observe(Progress(task, step, steps, figures))
-        error_rate = None if error is None else means[1]
-        curve.append(Epoch(epoch, means[0], error_rate, round(seconds, 1)))
+        point = {"loss": means[0], "error": None if error is None else means[1]}
+        curve.append({"epoch": epoch, **point, "seconds": round(seconds, 1)})
     if average is not None:
         for kept, last in zip(average.buffers(), network.buffers(), strict=True):
             kept.copy_(last)
         network = average
-    return Trained(network, task, tuple(curve), steps * size, seconds)
+    return Trained(network, task, curve, steps * size, seconds)
 
 
 def training_record(
     trainings: Sequence[Trained[Any]], images: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return how networks were trained: images, seconds, images per second, versions, curves."""
-    seconds = sum(training.seconds for training in trainings)
+    """Return the record of all trainings, with their curves by task."""
+    seen, seconds = (sum(getattr(t, name) for t in trainings) for name in ("images", "seconds"))
+    record = timing_record(images, seen, seconds, device)
+    return record | {"curves": {training.task: training.curve for training in trainings}}
+
+
+def timing_record(
+    images: int, seen: int, seconds: float, device: torch.device
+) -> dict[str, int | float | str]:
+    """Return the number of training images, the speed, the device and the versions."""
     return {
         "training_images": images,
         "seconds": round(seconds, 1),
-        "images_per_second": round(sum(t.images for t in trainings) / seconds),
-        **versions(device),
-        "curves": {t.task: [asdict(epoch) for epoch in t.curve] for t in trainings},
-    }
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """Return the device and the versions that a training ran with."""
-    return {
+        "images_per_second": round(seen / max(seconds, 1e-9)),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -157,10 +155,9 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def stored_weights(network: nn.Module, *, vectors: bool = False) -> dict[str, Tensor]:
-    """Return the weights to store: kernels and matrices as float16.
+    """Return the weights to store: kernels and matrices, on request also vectors, as float16.
 
-    Args:
-        vectors: also round vectors; variances of batch norms may be too small for float16.
+    Variances of batch norms may be too small for float16.
     """
     return {
         name: value.half() if value.is_floating_point() and (vectors or value.ndim > 1) else value
@@ -180,10 +177,7 @@ def assemble(
 
 @contextlib.contextmanager
 def seeded(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """Seed the global random generators, and restore them afterwards.
-
-    Initial weights and dropout draw from them.
-    """
+    """Seed the global generators, which draw initial weights and dropout; restore them at exit."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng([device] if on_gpu else []):
         if seed is not None:
@@ -194,25 +188,6 @@ def seeded(device: torch.device, seed: int | None = None) -> Iterator[None]:
         yield
 
 
-def fastest_kernels() -> contextlib.AbstractContextManager[None]:
-    """Let cuDNN search for the fastest kernels, which pays off when all batches have one shape."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True)
-
-
 def gpu_autocast(device: torch.device) -> torch.autocast:
     """Compute in bfloat16 on a GPU; some CPUs crash on it."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-@torch.no_grad()
-def _update_average(average: nn.Module, network: nn.Module, weight: float) -> None:
-    """Move the average towards the network by this weight."""
-    torch._foreach_lerp_(list(average.parameters()), list(network.parameters()), weight)
-
-
-def _require_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise EcinnError(
-            f"training diverged: the loss became {loss} within {step} steps and nothing was "
-            "written; lower the learning rate"
-        )

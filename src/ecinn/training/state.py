@@ -1,7 +1,7 @@
 """Everything that changes during training, and its file, from which a run resumes."""
 
+import copy
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,18 @@ from torch import Tensor, nn
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import Recipe
-from ecinn.classifier.tensor_files import read_tensors
+from ecinn.classifier.tensor_files import below, read_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import Labels, to_pixels
 
-OPTIMISER_BUFFERS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-"""State of every weight in AdamW, Adam and SGD."""
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """One point of the training curve, measured on the noisy, augmented training images."""
-
-    epoch: int
-    loss: float
-    bits_per_dim: float
-    error: float
-    seconds: float
+NETWORKS = ("classifier", "average", "attribute_head", "critic", "means")
+OPTIMISERS = {
+    "optimiser": "classifier",
+    "attribute_optimiser": "attribute_head",
+    "critic_optimiser": "critic",
+}
+"""Every optimiser and the network that it updates."""
 
 
 @dataclass
@@ -44,7 +38,8 @@ class TrainingState:
     optimiser: torch.optim.Optimizer
     epoch: int = 0
     seconds: float = 0.0
-    curve: list[EpochRecord] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    """For each epoch: epoch, loss, bits_per_dim, error, seconds, on the noisy training images."""
     attribute_head: nn.Linear | None = None
     """Predicts all attributes of an image from its latent; not part of the model."""
     attribute_optimiser: torch.optim.Optimizer | None = None
@@ -52,27 +47,24 @@ class TrainingState:
     """Predicts the log-odds of every attribute of an image; constant and not stored."""
     origin: dict[str, str] = field(default_factory=dict)
     """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
-    images: int | None = None
-    """Number of training images, once it is known."""
+    images: int = 0
+    """Number of training images; 0 if it is unknown."""
 
-    @classmethod
-    def start(cls, recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
+    @staticmethod
+    def start(recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
         """Return the untrained state of a recipe for a dataset with so many attributes."""
-        classifier, average = classifier_pair(recipe, device)
-        state = cls(classifier, average, make_optimiser(classifier, recipe, device))
-        state.add_attribute_head(attributes, recipe, device)
+        classifier = GenerativeClassifier(recipe.architecture).to(device)
+        average = copy.deepcopy(classifier).requires_grad_(requires_grad=False).eval()
+        state = TrainingState(classifier, average, make_optimiser(classifier, recipe, device))
+        if attributes:
+            head = nn.utils.skip_init(
+                nn.Linear, recipe.architecture.dim, attributes, device=device
+            )
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+            state.attribute_head = head
+            state.attribute_optimiser = make_optimiser(head, recipe, device)
         return state
-
-    def add_attribute_head(self, attributes: int, recipe: Recipe, device: torch.device) -> None:
-        """Add an attribute head with zero weights, if there are attributes."""
-        if not attributes:
-            return
-        self.attribute_head = nn.utils.skip_init(
-            nn.Linear, recipe.architecture.dim, attributes, device=device
-        )
-        nn.init.zeros_(self.attribute_head.weight)
-        nn.init.zeros_(self.attribute_head.bias)
-        self.attribute_optimiser = make_optimiser(self.attribute_head, recipe, device)
 
     @torch.no_grad()
     def init_from(self, network: GenerativeClassifier, data: Dataset) -> None:
@@ -87,29 +79,16 @@ class TrainingState:
         self.classifier.load_state_dict(self.average.state_dict())
 
     @property
-    def networks(self) -> Mapping[str, nn.Module]:
+    def networks(self) -> dict[str, nn.Module]:
         """Every network by the name it is stored under."""
-        networks: dict[str, nn.Module] = {"classifier": self.classifier, "average": self.average}
-        if self.attribute_head is not None:
-            networks["attribute_head"] = self.attribute_head
-        return networks
+        networks = {name: getattr(self, name, None) for name in NETWORKS}
+        return {name: network for name, network in networks.items() if network is not None}
 
     @property
-    def optimisers(self) -> Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]:
+    def optimisers(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
         """Every optimiser with the network that it updates."""
-        optimisers: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
-            "optimiser": (self.classifier, self.optimiser)
-        }
-        if self.attribute_head is not None and self.attribute_optimiser is not None:
-            optimisers["attribute_optimiser"] = (self.attribute_head, self.attribute_optimiser)
-        return optimisers
-
-    @property
-    def loss_optimisers(self) -> list[torch.optim.Optimizer]:
-        """The optimisers of the classifier's loss."""
-        if self.attribute_optimiser is None:
-            return [self.optimiser]
-        return [self.optimiser, self.attribute_optimiser]
+        pairs = OPTIMISERS.items()
+        return {o: (self.networks[n], getattr(self, o)) for o, n in pairs if n in self.networks}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that a step changes, by name, not copied."""
@@ -135,7 +114,7 @@ class TrainingState:
             "kind": "training state",
             "epoch": self.epoch,
             "seconds": self.seconds,
-            "curve": [asdict(record) for record in self.curve],
+            "curve": list(self.curve),
             "origin": self.origin,
             "images": self.images,
             "recipe": asdict(recipe),
@@ -150,7 +129,7 @@ class TrainingState:
                 f"{path} was trained with other settings than {recipe.name!r} has now: "
                 "train into a new folder"
             )
-        if self.images is not None and about["images"] not in (None, self.images):
+        if self.images and about["images"] != self.images:
             raise InputError(
                 f"{path} was started with {about['images']:,} training images, not "
                 f"{self.images:,}: use the same images, or train into a new folder"
@@ -162,21 +141,14 @@ class TrainingState:
                 "use the same to resume"
             )
         for prefix, network in self.networks.items():
-            start = f"{prefix}."
-            network.load_state_dict(
-                {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            )
+            network.load_state_dict(below(tensors, prefix))
         for prefix, (network, optimiser) in self.optimisers.items():
-            for name, parameter in network.named_parameters():
-                buffers = {
-                    key: tensors[f"{prefix}.{key}.{name}"].to(parameter.device)
-                    for key in OPTIMISER_BUFFERS
-                    if f"{prefix}.{key}.{name}" in tensors
-                }
-                if buffers:
-                    optimiser.state[parameter] = buffers
-        self.epoch, self.seconds = about["epoch"], about["seconds"]
-        self.curve = [EpochRecord(**record) for record in about["curve"]]
+            parameters = dict(network.named_parameters())
+            for name, value in below(tensors, prefix).items():
+                buffer, _, weight = name.partition(".")
+                parameter = parameters[weight]
+                optimiser.state[parameter][buffer] = value.to(parameter.device)
+        self.epoch, self.seconds, self.curve = about["epoch"], about["seconds"], about["curve"]
 
 
 def first_means(
@@ -192,18 +164,8 @@ def first_means(
     offset = member.T @ z / member.sum(0)[:, None].clamp(min=1) - centre
     candidates = [centre + 0.5**halvings * offset for halvings in range(10)]
     return min(
-        candidates,
-        key=lambda mu: float(F.nll_loss(equations.log_posterior(z, mu), labels)),
+        candidates, key=lambda mu: F.nll_loss(equations.log_posterior(z, mu), labels).item()
     )
-
-
-def classifier_pair(
-    recipe: Recipe, device: torch.device
-) -> tuple[GenerativeClassifier, GenerativeClassifier]:
-    """Return a classifier to train, and one for its moving average."""
-    classifier = GenerativeClassifier(recipe.architecture).to(device)
-    average = GenerativeClassifier(recipe.architecture).to(device)
-    return classifier, average.requires_grad_(requires_grad=False).eval()
 
 
 def make_optimiser(
@@ -215,24 +177,19 @@ def make_optimiser(
     """
     means = [p for n, p in network.named_parameters() if n == "mu"]
     others = [p for n, p in network.named_parameters() if n != "mu"]
-
-    def group(parameters: list[nn.Parameter], **options: float) -> dict[str, Any]:
-        rate = torch.tensor(recipe.learning_rate, device=device)
-        return {"params": parameters, "lr": rate, **options}
-
+    rate = torch.tensor(recipe.learning_rate, device=device)
     if recipe.sgd is None:
-        decayed = [p for p in others if p.ndim > 1]
-        vectors = [p for p in others if p.ndim == 1]
-        groups = [
-            group(decayed, weight_decay=recipe.weight_decay),
-            group(vectors + means, weight_decay=0.0),
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in others if p.ndim > 1], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in others if p.ndim == 1] + means, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
+        return torch.optim.AdamW(groups, rate, fused=True, capturable=device.type == "cuda")
+    factor = recipe.sgd.means_lr_factor
     groups = [
-        group(others, weight_decay=recipe.weight_decay),
-        group(means, momentum=0.0, lr_factor=recipe.sgd.means_lr_factor),
+        {"params": others, "weight_decay": recipe.weight_decay},
+        {"params": means, "lr": rate.clone(), "momentum": 0.0, "lr_factor": factor},
     ]
-    return torch.optim.SGD(groups, momentum=recipe.sgd.momentum, fused=True)
+    return torch.optim.SGD(groups, rate, momentum=recipe.sgd.momentum, fused=True)
 
 
 def as_json(recipe: Recipe) -> dict[str, Any]:

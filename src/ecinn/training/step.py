@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
@@ -24,36 +24,34 @@ class OptimisationStep:
 
     stage = "training"
     inverts = False
-    """A step also runs the inverse, so that compiling it pays off."""
+    """A step also decodes: the inverse is compiled, and there is no dropout."""
 
     def __init__(
         self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
     ) -> None:
-        self.recipe = recipe
-        self.state = state
+        self.recipe, self.state, self.device = recipe, state, device
         self.batch_size = min(recipe.batch_size, len(data))
-        self.images = data.images.to(device)
-        self.labels = data.labels.to(device)
+        self.images, self.labels = data.images.to(device), data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
         self.attribute = data.attribute
         self.generator = torch.Generator(device)
-        self.device = device
+        self.epoch = 0
+        optimisers = (state.optimiser, state.attribute_optimiser)
+        self.optimisers = [optimiser for optimiser in optimisers if optimiser is not None]
         # A captured graph has no arguments: the inputs of a step are kept in tensors.
         self.batch = torch.zeros(self.batch_size, dtype=torch.long, device=device)
         self.ema_weight = torch.zeros((), device=device)
         self.figures = torch.zeros(3, device=device)
         self.averages: list[Tensor] = list(state.average.parameters())
         self.parameters: list[Tensor] = list(state.classifier.parameters())
-        self._set_mode()
-        self.epoch = 0
+        for module in state.classifier.train().modules():
+            if self.inverts and isinstance(module, nn.Dropout | nn.Dropout2d):
+                module.eval()  # decoding must invert encoding
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            prepare_for_gpu(state.classifier, self.recipe, inverse=self.inverts)
+            prepare_for_gpu(state.classifier, recipe, inverse=self.inverts)
             with _allow_many_shapes():
                 self._capture()
-
-    def _set_mode(self) -> None:
-        self.state.classifier.train()
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""
@@ -75,7 +73,7 @@ class OptimisationStep:
             self.graph.replay()
 
     def _set_learning_rate(self, rate: float) -> None:
-        for optimiser in self.state.loss_optimisers:
+        for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"].fill_(rate * group.get("lr_factor", 1.0))
 
@@ -117,14 +115,11 @@ class OptimisationStep:
         return mixed, torch.stack([1 - positive, positive], 1)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
-        """Take a gradient step on the loss."""
-        for optimiser in self.state.loss_optimisers:
+        for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(
-            self.state.classifier.parameters(), self.recipe.gradient_clip
-        )
-        for optimiser in self.state.loss_optimisers:
+        nn.utils.clip_grad_norm_(self.state.classifier.parameters(), self.recipe.gradient_clip)
+        for optimiser in self.optimisers:
             optimiser.step()
 
     @torch.no_grad()
@@ -154,7 +149,7 @@ class OptimisationStep:
             self._step()
         with torch.no_grad():
             for name, value in self.state.tensors().items():
-                # The optimisers created their buffers in the first step, as zeros.
+                # Optimiser buffers did not exist before the warm-up steps; they start at zero.
                 value.copy_(before[name]) if name in before else value.zero_()
         self.figures.zero_()
 
@@ -176,11 +171,7 @@ def batch_loss(
     recipe: Recipe,
     targets: Float[Tensor, "batch classes"] | None = None,
 ) -> BatchLoss:
-    """Eq. 9: the loss of a batch.
-
-    Args:
-        targets: class probabilities that replace the labels.
-    """
+    """Eq. 9: the loss of a batch; targets are class probabilities that replace the labels."""
     z, log_det = classifier.encode_with_log_det(x)
     dim = classifier.architecture.dim
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
@@ -214,10 +205,7 @@ def cosine_schedule(done: float, warm_up: float) -> float:
 
 
 def ema_weight(decay: float, step: int) -> float:
-    """Return the weight of the new weights in the moving average at a step, counted from 0.
-
-    The first steps have a shorter memory, so that the average forgets the initial weights.
-    """
+    """Return 1 − decay at a step, counted from 0; the first steps forget the initial weights."""
     return 1 - min(decay, (1 + step) / (10 + step))
 
 

@@ -22,7 +22,6 @@ from ecinn.training.networks import (
     Trained,
     assemble,
     cosine,
-    fastest_kernels,
     gpu_autocast,
     seeded,
     stored_weights,
@@ -36,8 +35,6 @@ SMALLEST_SIDE = 16
 """Smallest image side in pixels: three of the four stages halve it."""
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """For each stage: multiple of the width, and stride of the first block."""
-_BLOCKS = 2
-_DROPOUT = 0.3
 
 Logits = Float[Tensor, "batch attributes"]
 Targets = Float[Tensor, "batch attributes"]
@@ -48,20 +45,22 @@ class AttributeNetwork(nn.Module):
 
     def __init__(self, attributes: int, width: int = WIDTH) -> None:
         super().__init__()
-        self.stem = _convolution(3, width)
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
         blocks: list[nn.Module] = []
         channels = width
         for multiple, stride in _STAGES:
-            for index in range(_BLOCKS):
-                blocks.append(_Block(channels, multiple * width, stride if index == 0 else 1))
-                channels = multiple * width
+            filters = multiple * width
+            blocks += [_Block(channels, filters, stride), _Block(filters, filters, 1)]
+            channels = filters
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(channels)
-        self.dropout = nn.Dropout(_DROPOUT)
+        self.dropout = nn.Dropout(0.3)
         self.head = nn.Linear(channels, attributes)
 
     def forward(self, x: Images) -> Logits:
         """Return the logit of every attribute."""
+        if x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
         h = self.blocks(self.stem(4 * (x - 0.5)))
         pooled = F.relu(self.norm(h)).mean((2, 3))
         logits: Tensor = self.head(self.dropout(pooled))
@@ -74,9 +73,9 @@ class _Block(nn.Module):
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(channels)
-        self.convolution1 = _convolution(channels, filters, stride)
+        self.convolution1 = nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(filters)
-        self.convolution2 = _convolution(filters, filters)
+        self.convolution2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
         self.shortcut: nn.Module | None = None
         if channels != filters or stride != 1:
             self.shortcut = nn.Conv2d(channels, filters, 1, stride, bias=False)
@@ -88,10 +87,6 @@ class _Block(nn.Module):
         return shortcut + residual
 
 
-def _convolution(channels: int, filters: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
-
-
 class Ensemble(nn.Module):
     """Mean prediction of several networks for an image and its mirror image.
 
@@ -100,8 +95,6 @@ class Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[AttributeNetwork]) -> None:
         super().__init__()
-        if not members:
-            raise InputError("a teacher needs at least one network")
         self.members = nn.ModuleList(members)
         self.requires_grad_(requires_grad=False).eval()
 
@@ -117,8 +110,6 @@ class Ensemble(nn.Module):
     @torch.no_grad()
     def member_logits(self, x: Images) -> Float[Tensor, "members batch attributes"]:
         """Return the logits of every member for the images, without mirroring."""
-        if x.device.type == "cuda":
-            x = x.contiguous(memory_format=torch.channels_last)
         with gpu_autocast(x.device):
             return torch.stack([member(x).to(x.dtype) for member in self.members])
 
@@ -145,7 +136,7 @@ class TeacherSettings:
     """Weight decay of kernels and matrices; norms and biases have none."""
     label_smoothing: float = 0.05
     ema_decay: float = 0.998
-    """Decay of the exponential moving average (EMA) of the weights that is stored."""
+    """Decay of the moving average (EMA) of the weights that is stored."""
     augmentation: Augmentation = field(
         default_factory=lambda: Augmentation(6.0, rotate=12.0, scale=0.12, shear=0.05, flip=True)
     )
@@ -169,7 +160,7 @@ class Teacher:
     ensemble: Ensemble
     settings: TeacherSettings
     record: Mapping[str, Any]
-    """With validation images also "errors": the `attribute_errors`."""
+    """Training record, and as "errors" the `attribute_errors` on the validation images."""
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, completely or not at all."""
@@ -183,10 +174,8 @@ def load_teacher(path: Path, device: str | torch.device = "auto") -> Teacher:
 
     def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Teacher:
         settings: TeacherSettings = rebuild(TeacherSettings, about["settings"])
-        record = about["record"]
-        return Teacher(
-            _assemble(tensors, record["attributes"], settings, target), settings, record
-        )
+        ensemble = _assemble(tensors, about["record"]["attributes"], settings, target)
+        return Teacher(ensemble, settings, about["record"])
 
     return load_tensors(path, KIND, build)
 
@@ -197,40 +186,50 @@ def _assemble(
     """Build an ensemble with the stored weights."""
 
     def build() -> Ensemble:
-        return Ensemble(
-            [AttributeNetwork(attributes, settings.width) for _ in range(settings.members)]
-        )
+        members = range(settings.members)
+        return Ensemble([AttributeNetwork(attributes, settings.width) for _ in members])
 
-    ensemble = assemble(build, weights, device)
-    return _channels_last(ensemble) if device.type == "cuda" else ensemble
+    ensemble: Ensemble = _fastest_format(assemble(build, weights, device))
+    return ensemble
 
 
-def _channels_last(network: Any) -> Any:  # noqa: ANN401
+def _fastest_format(network: Any) -> Any:  # noqa: ANN401
     """Use the memory format in which a GPU's half-precision convolutions are fastest."""
-    return network.to(memory_format=torch.channels_last)
+    on_gpu = next(network.parameters()).is_cuda
+    return network.to(memory_format=torch.channels_last) if on_gpu else network
 
 
 def train_teacher(
     data: Dataset,
+    validation: Dataset,
     settings: TeacherSettings = TeacherSettings(),  # noqa: B008
     *,
-    validation: Dataset | None = None,
     device: str | torch.device = "auto",
     observe: Observer = ignore,
 ) -> Teacher:
     """Train every member from its own seed, and measure the ensemble with its stored weights."""
     device = resolve_device(device)
-    attributes = _require_trainable(data, validation, settings)
+    _, channels, height, width = data.images.shape
+    if channels != 3 or min(height, width) < SMALLEST_SIDE:
+        raise InputError(
+            f"a teacher needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
+            f"not {channels}×{height}×{width}: use a dataset of photographs"
+        )
+    if data.attributes is None:
+        raise InputError("a teacher needs attribute labels: use a dataset like CelebA")
+    attributes = data.attributes.shape[1]
     trainings = [
         _train_member(member, data, attributes, settings, device, observe)
         for member in range(settings.members)
     ]
     trained = Ensemble([training.network for training in trainings])
     ensemble = _assemble(stored_weights(trained), attributes, settings, device)
-    record = {"attributes": attributes, **training_record(trainings, len(data), device)}
-    if validation is not None:
-        record["validation_images"] = len(validation)
-        record["errors"] = attribute_errors(ensemble, validation)
+    record = {
+        "attributes": attributes,
+        **training_record(trainings, len(data), device),
+        "validation_images": len(validation),
+        "errors": attribute_errors(ensemble, validation),
+    }
     return Teacher(ensemble, settings, record)
 
 
@@ -248,16 +247,14 @@ def _train_member(
     images, labels = data.images.to(device), data.attributes.to(device)
     generator = torch.Generator(device).manual_seed(seed)
     python_generator = random.Random(seed)
-    with seeded(device, seed), fastest_kernels():
-        network = AttributeNetwork(attributes, settings.width).to(device)
-        if device.type == "cuda":
-            network = _channels_last(network)
+    with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        network: AttributeNetwork = _fastest_format(
+            AttributeNetwork(attributes, settings.width).to(device)
+        )
 
         def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
             weight = mixup_weight(settings, python_generator)
             x, targets = training_batch(images[batch], labels[batch], settings, weight, generator)
-            if device.type == "cuda":
-                x = x.contiguous(memory_format=torch.channels_last)
             with gpu_autocast(device):
                 logits = network(x).float()
             wrong = (logits.detach() > 0) != (targets > 0.5)
@@ -280,14 +277,12 @@ def _train_member(
 
 def teacher_optimiser(network: nn.Module, settings: TeacherSettings) -> torch.optim.AdamW:
     """AdamW with weight decay for kernels and matrices only."""
-    kernels = [p for p in network.parameters() if p.ndim > 1]
-    others = [p for p in network.parameters() if p.ndim <= 1]
+    parameters = list(network.parameters())
     groups: list[dict[str, Any]] = [
-        {"params": kernels, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    on_gpu = kernels[0].device.type == "cuda"
-    return torch.optim.AdamW(groups, settings.learning_rate, fused=on_gpu)
+    return torch.optim.AdamW(groups, settings.learning_rate, fused=parameters[0].is_cuda)
 
 
 def training_batch(
@@ -351,8 +346,7 @@ def attribute_errors(
 
     "single" is the mean over the members, "ensemble" is that of all members with mirror images.
     """
-    if data.attributes is None or not len(data):
-        raise InputError("measuring a teacher needs images with attribute labels")
+    assert data.attributes is not None
     device = next(ensemble.parameters()).device
     single = torch.zeros(data.attributes.shape[1], device=device)
     together = torch.zeros_like(single)
@@ -363,29 +357,3 @@ def attribute_errors(
         single += ((ensemble.member_logits(x) > 0) != labels).float().mean(0).sum(0)
         together += ((ensemble(x) > 0) != labels).float().sum(0)
     return {"single": (single / len(data)).tolist(), "ensemble": (together / len(data)).tolist()}
-
-
-def _require_trainable(
-    data: Dataset, validation: Dataset | None, settings: TeacherSettings
-) -> int:
-    """Return the number of attributes, or raise an `InputError`."""
-    _, channels, height, width = data.images.shape
-    if channels != 3 or min(height, width) < SMALLEST_SIDE:
-        raise InputError(
-            f"a teacher needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
-            f"not {channels}×{height}×{width}: use a dataset of photographs"
-        )
-    if data.attributes is None:
-        raise InputError("a teacher needs attribute labels: use a dataset like CelebA")
-    if min(settings.members, settings.epochs) < 1 or min(settings.batch_size, len(data)) < 2:
-        raise InputError("give at least one member, one epoch, two images and a batch of two")
-    attributes = data.attributes.shape[1]
-    if validation is not None and (
-        not len(validation)
-        or validation.attributes is None
-        or validation.attributes.shape[1] != attributes
-    ):
-        raise InputError(
-            "validation images are missing or have other attributes: use one dataset for both"
-        )
-    return attributes

@@ -1,6 +1,5 @@
 """Build the service's answers: JSON with PNGs and sentences, a zip of files, a film, a sheet."""
 
-import base64
 import io
 import json
 import tempfile
@@ -15,7 +14,7 @@ from ecinn import equations
 from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
-from ecinn.drawing.pictures import percent
+from ecinn.drawing.pictures import data_url, percent
 from ecinn.explanation.files import write_pictures
 from ecinn.explanation.result import Explanation
 from ecinn.pixels import to_uint8
@@ -40,8 +39,8 @@ def predictions(prediction: Prediction, names: Sequence[str]) -> list[dict[str, 
     return images
 
 
-def explanation(e: Explanation) -> dict[str, Any]:
-    """Return `e.to_dict()` with pictures as data URLs and with sentences."""
+def explanation(e: Explanation) -> bytes:
+    """Write `e.to_dict()` as JSON, with pictures as data URLs and with sentences."""
     report = e.to_dict()
     for row, image in enumerate(report["images"]):
         limit = e.heatmap_limit(row)
@@ -49,13 +48,12 @@ def explanation(e: Explanation) -> dict[str, Any]:
         image["caution"] = caution(e.reasons(row))
         for column, target in enumerate(image["targets"]):
             heatmap = e.heatmap[row, column]
-            overlay = overlay_array(to_uint8(e.x[row]), heatmap, limit)
             target["tipping_point"]["image"] = _image_url(e.stored_tipping_point[row, column])
             target["convincing"]["image"] = _image_url(e.stored_convincing[row, column])
             target["heatmap"] = {
                 "full_colour": limit,
-                "image": _url(pictures.heatmap_array(heatmap, limit)),
-                "overlay": _url(overlay),
+                "image": data_url(pictures.heatmap_array(heatmap, limit)),
+                "overlay": data_url(overlay_array(to_uint8(e.x[row]), heatmap, limit)),
             }
             target["sentences"] = sentences(e, row, column)
             if e.path is not None:
@@ -63,9 +61,15 @@ def explanation(e: Explanation) -> dict[str, Any]:
                 maps = equations.heatmap(e.x[row].expand_as(images), images)
                 target["path"]["images"] = [_image_url(image) for image in to_uint8(images)]
                 target["path"]["heatmaps"] = [
-                    _url(pictures.heatmap_array(heatmap, limit)) for heatmap in maps
+                    data_url(pictures.heatmap_array(heatmap, limit)) for heatmap in maps
                 ]
-    return report
+    return to_json(report)
+
+
+def to_json(answer: dict[str, Any]) -> bytes:
+    """Write JSON without validation: answers are many and large."""
+    text = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
 def sheet(e: Explanation) -> bytes:
@@ -74,7 +78,7 @@ def sheet(e: Explanation) -> bytes:
 
 
 def film(e: Explanation) -> bytes:
-    """Draw the path and back as a GIF."""
+    """Draw the path, forwards and backwards, as a GIF."""
     assert e.path is not None
     return pictures.film_bytes(e.path.film(), "gif")
 
@@ -114,7 +118,7 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     if e.confidence is not None and not bool(e.reachable[row, column]):
         highest = percent(float(e.convincing_certificate.posterior[row, column, q]))
         lines.append(f"The highest reachable confidence is {highest}.")
-    elif e.confidence is not None and not bool(e.as_asked[row, column]):
+    elif e.confidence is not None and not bool(e.as_requested[row, column]):
         lines.append(f"The requested confidence was {percent(e.confidence)}.")
     third = int(e.third_class[row, column])
     tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"
@@ -144,9 +148,4 @@ def article(name: str) -> str:
 
 
 def _image_url(stored: Tensor) -> str:
-    return _url(pictures.image_array(stored))
-
-
-def _url(array: pictures.Array) -> str:
-    png = pictures.png_bytes(pictures.to_image(array))
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+    return data_url(pictures.image_array(stored))

@@ -1,7 +1,6 @@
 """The service as an ASGI application."""
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -51,25 +50,15 @@ def create_app(
     settings = settings or Settings()
     metrics = Metrics()
     service = Service(catalogue, settings, metrics)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
-        try:
-            yield
-        finally:
-            await service.close()
-
     app = FastAPI(
         title="ECINN",
         version="1",
         description=_DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=lambda _: service.running(),
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.service = service
     app.include_router(api(service, secured=token is not None))
     app.include_router(operations(service, metrics, secured=token is not None))
     _add_page(app, page_folder)

@@ -1,15 +1,17 @@
 """Batch concurrent requests: a bounded queue, and work in threads off the event loop."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ecinn.errors import EcinnError
+from ecinn.web.settings import Settings
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
@@ -33,16 +35,6 @@ class AbandonedError(EcinnError):
     """No client waits for the answer any more: the work is given up."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Limits of a queue and of the batches taken from it."""
-
-    queued: int
-    joined_cost: int
-    join_seconds: float
-    workers: int
-
-
 @dataclass
 class _Job(Generic[Ask, Answer]):
     ask: Ask
@@ -61,51 +53,48 @@ class Batcher(Generic[Ask, Answer]):
     def __init__(
         self,
         compute: Compute[Ask, Answer],
-        bounds: Bounds,
+        settings: Settings,
+        workers: int = 1,
         *,
         key: Callable[[Ask], Hashable],
         cost: Callable[[Ask], int],
         observe: Callable[[int, float], None] = lambda joined, seconds: None,
     ) -> None:
         """Args: observe: called with the size of every batch and the seconds it took."""
-        self._compute, self._bounds = compute, bounds
+        self._compute, self._settings = compute, settings
         self._key, self._cost, self._observe = key, cost, observe
         self._waiting: deque[_Job[Ask, Answer]] = deque()
         self._arrived = asyncio.Event()
-        self._threads = ThreadPoolExecutor(bounds.workers, "ecinn-pass")
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers = workers
+        self._threads = ThreadPoolExecutor(workers, "ecinn-pass")
         self._seconds_per_job = 0.05
 
-    def start(self) -> None:
-        """Start to work, in a running event loop."""
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._bounds.workers)]
-
-    async def close(self) -> None:
-        """Cancel waiting requests and finish the batches in progress."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        for job in self._waiting:
-            job.answer.cancel()
-        await asyncio.to_thread(self._threads.shutdown)
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work; on leaving, cancel waiting requests and finish the batches in progress."""
+        workers = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for job in self._waiting:
+                job.answer.cancel()
+            await asyncio.to_thread(self._threads.shutdown)
 
     @property
     def waiting(self) -> int:
         """Number of queued requests whose clients still wait."""
         return sum(not job.answer.done() for job in self._waiting)
 
-    @property
-    def retry_after(self) -> int:
-        """Estimated seconds until the queue is empty."""
-        seconds = self.waiting * self._seconds_per_job / self._bounds.workers
-        return min(max(1, math.ceil(seconds)), MAX_RETRY)
-
     async def submit(self, ask: Ask) -> Answer:
         """Compute a request together with others; raise FullError if too many wait."""
-        if len(self._waiting) >= self._bounds.queued:
+        if len(self._waiting) >= self._settings.queued:
             self._forget()
-        if len(self._waiting) >= self._bounds.queued:
-            raise FullError(self.retry_after)
+            if (waiting := len(self._waiting)) >= self._settings.queued:
+                seconds = math.ceil(waiting * self._seconds_per_job / self._workers)
+                raise FullError(min(max(1, seconds), MAX_RETRY))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(ask, self._key(ask), self._cost(ask), answer))
         self._arrived.set()
@@ -118,8 +107,7 @@ class Batcher(Generic[Ask, Answer]):
     async def _work(self) -> None:
         while True:
             await self._arrived.wait()
-            if self._bounds.join_seconds:
-                await asyncio.sleep(self._bounds.join_seconds)
+            await asyncio.sleep(self._settings.join_seconds)
             if jobs := self._take():
                 await self._run(jobs)
             elif not self._waiting:
@@ -132,12 +120,12 @@ class Batcher(Generic[Ask, Answer]):
         left: deque[_Job[Ask, Answer]] = deque()
         cost = 0
         for job in self._waiting:
-            joins = not taken or (
-                job.key == taken[0].key and cost + job.cost <= self._bounds.joined_cost
-            )
-            if joins:
+            fits = cost + job.cost <= self._settings.pass_values
+            if not taken or (job.key == taken[0].key and fits):
                 cost += job.cost
-            (taken if joins else left).append(job)
+                taken.append(job)
+            else:
+                left.append(job)
         self._waiting = left
         return taken
 
@@ -145,8 +133,7 @@ class Batcher(Generic[Ask, Answer]):
         def wanted() -> bool:
             return not all(job.answer.cancelled() for job in jobs)
 
-        started = time.perf_counter()
-        loop = asyncio.get_running_loop()
+        started, loop = time.perf_counter(), asyncio.get_running_loop()
         asks = [job.ask for job in jobs]
         answers: Sequence[Answer | Exception]
         try:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ecinn.classifier.checkpoint import model_name
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.model import load as load_model
 
 Kind = Literal["digits", "dots", "faces", "images"]
+KINDS: Mapping[str, Kind] = {"mnist": "digits", "fakemnist": "dots", "celeba": "faces"}
 TITLES: Mapping[str, str] = {
     "mnist": "Digits",
     "fakemnist": "Digits labelled by dots",
@@ -34,12 +36,6 @@ class ServedModel:
     samples: Dataset | None
     """Test images; None if they are not available."""
 
-    @property
-    def values(self) -> int:
-        """Values of one image."""
-        channels, height, width = self.model.image_shape
-        return channels * height * width
-
 
 Catalogue = Mapping[str, ServedModel]
 
@@ -57,24 +53,13 @@ def load_catalogue(
     """
     catalogue: dict[str, ServedModel] = {}
     for name_or_path in names:
-        model, name = load_model(name_or_path, "cpu"), _name(name_or_path)
+        model, name = load_model(name_or_path, "cpu"), model_name(name_or_path)
         if name in catalogue:
             raise InputError(f"two models are called {name!r}: rename a file or leave one out")
-        kind, samples = _kind(model.recipe.dataset), None
+        dataset, samples = model.recipe.dataset, None
+        kind = KINDS.get(dataset.partition("/")[0], "images")
         available = celeba is not None or os.environ.get("ECINN_CELEBA")
         if kind in ("digits", "dots") or (kind == "faces" and available):
-            dataset = model.recipe.dataset
             samples = load(dataset) if load else model.recipe.load("test", celeba)
         catalogue[name] = ServedModel(name, TITLES.get(name, name), kind, model, samples)
     return catalogue
-
-
-def _kind(dataset: str) -> Kind:
-    kinds: Mapping[str, Kind] = {"mnist": "digits", "fakemnist": "dots", "celeba": "faces"}
-    return kinds.get(dataset.partition("/")[0], "images")
-
-
-def _name(model: str) -> str:
-    """Return a shipped model's name, or the name of a model's file or folder."""
-    path = Path(model)
-    return path.parent.name if path.name == "model.safetensors" else path.name.split(".")[0]

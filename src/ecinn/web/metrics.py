@@ -21,47 +21,36 @@ class Metrics:
     """Metrics of one service, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.requests = Counter(
-            "ecinn_requests", "Answered requests.", ["route", "status"], registry=self.registry
+            "ecinn_requests", "Answered requests.", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
-            "ecinn_request_seconds",
-            "Seconds from request to answer.",
-            ["route"],
-            registry=self.registry,
+            "ecinn_request_seconds", "Seconds to answer.", ["route"], registry=registry
         )
         self.joined = Histogram(
             "ecinn_joined_requests",
             "Requests per network pass; the count is the number of passes.",
             ["queue"],
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-            registry=self.registry,
+            buckets=[2**power for power in range(9)],
+            registry=registry,
         )
         self.pass_seconds = Counter(
-            "ecinn_pass_seconds",
-            "Seconds spent in network passes.",
-            ["queue"],
-            registry=self.registry,
+            "ecinn_pass_seconds", "Seconds in network passes.", ["queue"], registry=registry
         )
-        self.in_flight = Gauge(
-            "ecinn_in_flight", "Requests being answered.", registry=self.registry
-        )
-        self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=self.registry)
+        self.in_flight = Gauge("ecinn_in_flight", "Requests being answered.", registry=registry)
+        self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=registry)
 
-    def observe_pass(self, queue: str) -> Callable[[int, float], None]:
-        """Return an observer of the passes of one queue."""
+    def watch(self, queue: str, length: Callable[[], int]) -> Callable[[int, float], None]:
+        """Record the length of a queue; return an observer of its passes."""
+        self.queue.labels(queue).set_function(length)
 
         def observe(joined: int, seconds: float) -> None:
             self.joined.labels(queue).observe(joined)
             self.pass_seconds.labels(queue).inc(seconds)
 
         return observe
-
-    def watch_queue(self, queue: str, length: Callable[[], int]) -> None:
-        """Read the length of a queue whenever the metrics are read."""
-        self.queue.labels(queue).set_function(length)
 
     def text(self) -> bytes:
         """Format all metrics for Prometheus."""
@@ -96,12 +85,8 @@ class Observed:
         finally:
             self._metrics.in_flight.dec()
             seconds = time.perf_counter() - started
-            route = _route(scope)
+            # The declared route, so that no part of a URL is recorded.
+            route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(seen["status"])).inc()
             self._metrics.seconds.labels(route).observe(seconds)
             log.info("%d bytes, %d, %.3f s", seen["size"], seen["status"], seconds)
-
-
-def _route(scope: Scope) -> str:
-    """Return the declared route, so that no part of a URL is recorded."""
-    return getattr(scope.get("route"), "path", "other")

@@ -25,67 +25,51 @@ BEYOND = 1.3
 """End of a path as a multiple of the convincing α: far enough to see where it leads."""
 
 
-class SplitNetwork:
-    """Evaluates f and f⁻¹ in parts, which bounds the memory, on several threads."""
+@dataclass(frozen=True)
+class Network:
+    """An `InvertibleClassifier` made of functions."""
 
-    def __init__(
-        self,
-        classifier: InvertibleClassifier,
-        part: int,
-        threads: Executor | None = None,
-        wanted: Wanted = lambda: True,
-    ) -> None:
-        """Args: threads: evaluate the parts; None for the calling thread."""
-        self._classifier, self._part = classifier, part
-        self._threads, self._wanted = threads, wanted
+    mu: Tensor
+    encode_with_log_det: Callable[[Tensor], tuple[Tensor, Tensor]]
+    decode: Callable[[Tensor], Tensor]
 
-    @property
-    def mu(self) -> Tensor:
-        """Class means in latent space."""
-        return self._classifier.mu
 
-    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x) and log |det J|."""
-        z, log_det = self._evaluate(self._classifier.encode_with_log_det, x)
-        return z, log_det
+def split_network(
+    classifier: InvertibleClassifier,
+    size: int,
+    threads: Executor | None = None,
+    wanted: Wanted = lambda: True,
+) -> Network:
+    """Evaluate f and f⁻¹ in parts of this size, which bounds the memory, on several threads.
 
-    def decode(self, z: Tensor) -> Tensor:
-        """x = f⁻¹(z)."""
-        (x,) = self._evaluate(lambda part: (self._classifier.decode(part),), z)
-        return x
+    Args:
+        threads: evaluate the parts; None for the calling thread.
+    """
 
-    def _evaluate(
-        self, function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor
-    ) -> tuple[Tensor, ...]:
-        def evaluate(part: Tensor) -> tuple[Tensor, ...]:
-            if not self._wanted():
+    def evaluate(function: Callable[[Tensor], Any], batch: Tensor) -> list[Any]:
+        def evaluate_part(part: Tensor) -> Any:  # noqa: ANN401
+            if not wanted():
                 raise AbandonedError("no client waits for this answer any more")
             with torch.inference_mode():
                 return function(part)
 
-        run = map if self._threads is None else self._threads.map
-        results = list(run(evaluate, batch.split(self._part)))
-        return tuple(torch.cat(column) for column in zip(*results, strict=True))
+        run = map if threads is None else threads.map
+        return list(run(evaluate_part, batch.split(size)))
+
+    def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+        z, log_det = zip(*evaluate(classifier.encode_with_log_det, x), strict=True)
+        return torch.cat(z), torch.cat(log_det)
+
+    return Network(classifier.mu, encode, lambda z: torch.cat(evaluate(classifier.decode, z)))
 
 
-class EncodedNetwork:
-    """A network that returns known latents of one batch instead of encoding it again."""
+def _with_known_latents(network: Network, x: Tensor, z: Tensor, log_det: Tensor) -> Network:
+    """Return a network that does not encode x again."""
 
-    def __init__(
-        self, network: InvertibleClassifier, x: Tensor, z: Tensor, log_det: Tensor
-    ) -> None:
-        self._x, self._known = x, (z, log_det)
-        self._network = network
-        self.decode = network.decode
+    def encode(given: Tensor) -> tuple[Tensor, Tensor]:
+        return (z, log_det) if given is x else network.encode_with_log_det(given)
 
-    @property
-    def mu(self) -> Tensor:
-        """Class means in latent space."""
-        return self._network.mu
-
-    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x) and log |det J|."""
-        return self._known if x is self._x else self._network.encode_with_log_det(x)
+    return dataclasses.replace(network, encode_with_log_det=encode)
 
 
 @dataclass(frozen=True)
@@ -107,10 +91,10 @@ class Question:
             return self.path + 2 if self.path else 0
         return len(self.path or ())
 
-    def images(self, classes: int) -> int:
-        """Images that the network evaluates: the inputs, and two and a path per target."""
+    def cost(self, classes: int) -> int:
+        """Pixel values to evaluate: the inputs, and two images and a path for every target."""
         targets = classes - 1 if self.targets == "all" else len(self.targets or (0,))
-        return len(self.pixels) * (1 + targets * (2 + self.steps))
+        return self.pixels.numel() * (1 + targets * (2 + self.steps))
 
 
 @dataclass(frozen=True)
@@ -125,7 +109,7 @@ class Prediction:
 
 @torch.inference_mode()
 def predict_jointly(
-    model: Model, network: InvertibleClassifier, batches: Sequence[Tensor]
+    model: Model, network: Network, batches: Sequence[Tensor]
 ) -> list[Prediction | InputError]:
     """Predict the images of all requests with one encode."""
     z, log_det = network.encode_with_log_det(torch.cat(list(batches)))
@@ -133,69 +117,65 @@ def predict_jointly(
     p = posterior.argmax(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
     columns = (p, posterior, log_p, model.ood.flags(z, z - model.mu_bar[p], log_p))
-    return [
-        _finite(Prediction(*(column[rows] for column in columns))) for rows in _slices(batches)
-    ]
+    parts = (column.split([len(batch) for batch in batches]) for column in columns)
+    return [_finite(Prediction(*part)) for part in zip(*parts, strict=True)]
 
 
 @torch.inference_mode()
 def explain_jointly(
-    model: Model, network: InvertibleClassifier, questions: Sequence[Question]
+    model: Model, network: Network, questions: Sequence[Question]
 ) -> list[Explanation | InputError]:
     """Answer every question with one encode, one decode and one check for all.
 
     Questions that differ in their number of targets, confidence or correction are decoded
     separately; all paths are decoded together.
     """
-    x = torch.cat([question.pixels for question in questions])
-    z, log_det = network.encode_with_log_det(x)
-    slices = _slices([question.pixels for question in questions])
-    targets: dict[int, Tensor] = {}
-    answers: dict[int, Explanation | InputError] = {}
+    sizes = [len(question.pixels) for question in questions]
+    encoded = network.encode_with_log_det(torch.cat([question.pixels for question in questions]))
+    latents, log_dets = (column.split(sizes) for column in encoded)
+    answers: list[Any] = []  # targets at first, then explanations or errors
     groups: dict[Any, list[int]] = {}
-    for place, (question, rows) in enumerate(zip(questions, slices, strict=True)):
+    for place, (question, z) in enumerate(zip(questions, latents, strict=True)):
         try:
-            q = _targets(model, equations.log_posterior(z[rows], network.mu), question)
+            q = _targets(model, equations.log_posterior(z, network.mu), question)
         except InputError as error:
-            answers[place] = error
+            answers.append(error)
             continue
-        targets[place] = q
+        answers.append(q)
         options = (q.shape[1], question.confidence, question.correct)
         groups.setdefault(options, []).append(place)
     for (_, confidence, correct), places in groups.items():
-        chosen = torch.cat([torch.arange(len(x))[slices[place]] for place in places])
-        joined = x[chosen]
+        x, z, log_det, q = (
+            torch.cat([column[place] for place in places])
+            for column in ([question.pixels for question in questions], latents, log_dets, answers)
+        )
         explanation = explain(
-            EncodedNetwork(network, joined, z[chosen], log_det[chosen]),
+            _with_known_latents(network, x, z, log_det),
             model.mu_bar,
-            joined,
-            torch.cat([targets[place] for place in places]),
+            x,
+            q,
             confidence=confidence,
             correct=correct,
             ood=model.ood,
             class_names=model.class_names,
         )
-        parts = _slices([questions[place].pixels for place in places])
-        for place, part in zip(places, parts, strict=True):
-            answers[place] = _finite(_rows_of(explanation, part))
-    return _with_paths(
-        model,
-        network,
-        questions,
-        [answers[place] for place in range(len(questions))],
-        [z[rows] for rows in slices],
-    )
+        start = 0
+        for place in places:
+            answers[place] = _finite(_rows_of(explanation, start, start + sizes[place]))
+            start += sizes[place]
+    _add_paths(model, network, questions, answers, latents)
+    return answers
 
 
-def _with_paths(
+def _add_paths(
     model: Model,
-    network: InvertibleClassifier,
+    network: Network,
     questions: Sequence[Question],
     answers: list[Explanation | InputError],
     latents: Sequence[Tensor],
-) -> list[Explanation | InputError]:
-    """Add the paths that were asked for, all decoded at once."""
-    lines: dict[int, tuple[Explanation, Tensor, Tensor]] = {}
+) -> None:
+    """Add the requested paths to the answers, all decoded at once."""
+    lines: list[tuple[int, Explanation, Tensor, Tensor]] = []
     for place, (question, e) in enumerate(zip(questions, answers, strict=True)):
         if question.steps and isinstance(e, Explanation):
             alphas = path_alphas(question, e)
@@ -203,25 +183,24 @@ def _with_paths(
             shape = (*alphas.shape, -1)
             z = latents[place][e.indices][:, None, None].expand(shape)
             z_hat = equations.corrected_latent(z, alphas, delta[:, :, None].expand(shape))
-            lines[place] = (e, alphas, z_hat)
+            lines.append((place, e, alphas, z_hat))
     if not lines:
-        return answers
-    flat = [z_hat.flatten(0, 2) for _, _, z_hat in lines.values()]
-    images = network.decode(torch.cat(flat))
-    stored = stored_posterior(network, images)
-    for (place, (e, alphas, z_hat)), rows in zip(lines.items(), _slices(flat), strict=True):
+        return
+    images = network.decode(torch.cat([z_hat.flatten(0, 2) for *_, z_hat in lines]))
+    sizes = [alphas.numel() for _, _, alphas, _ in lines]
+    parts = images.split(sizes), stored_posterior(network, images).split(sizes)
+    for (place, e, alphas, z_hat), x_hat, stored in zip(lines, *parts, strict=True):
         posterior = equations.log_posterior(z_hat, network.mu).exp()
         path = CounterfactualPath(
             posterior,
-            stored[rows].reshape(posterior.shape),
+            stored.reshape(posterior.shape),
             alphas=alphas,
-            images=images[rows].reshape(*alphas.shape, *images.shape[1:]),
+            images=x_hat.reshape(*alphas.shape, *x_hat.shape[1:]),
             p=e.p,
             q=e.q,
             class_names=e.class_names,
         )
         answers[place] = _finite(dataclasses.replace(e, path=path))
-    return answers
 
 
 def path_alphas(question: Question, e: Explanation) -> Float[Tensor, "batch targets steps"]:
@@ -248,28 +227,25 @@ def _targets(
     return q
 
 
-def _rows_of(e: Explanation, rows: slice) -> Explanation:
+def _rows_of(e: Explanation, start: int, stop: int) -> Explanation:
     """Return the part of a joint explanation that belongs to one question."""
-    ends = torch.tensor([rows.start, rows.stop])
-    first, last = torch.searchsorted(e.indices, ends).tolist()
+    first, last = torch.searchsorted(e.indices, torch.tensor([start, stop])).tolist()
     part = e[first:last]
     skipped = tuple(
-        dataclasses.replace(image, index=image.index - rows.start)
+        dataclasses.replace(image, index=image.index - start)
         for image in e.skipped
-        if rows.start <= image.index < rows.stop
+        if start <= image.index < stop
     )
-    return dataclasses.replace(part, indices=part.indices - rows.start, skipped=skipped)
+    return dataclasses.replace(part, indices=part.indices - start, skipped=skipped)
 
 
 def _finite(answer: Any) -> Any:  # noqa: ANN401
     """Return the answer, or an error if the network overflowed far from all training images."""
-    return (
-        answer
-        if _is_finite(answer)
-        else InputError(
-            "this image or α is so far from the training images that the network overflows: "
-            "use another one"
-        )
+    if _is_finite(answer):
+        return answer
+    return InputError(
+        "this image or α is so far from the training images that the network overflows: "
+        "use another one"
     )
 
 
@@ -279,9 +255,3 @@ def _is_finite(value: Any) -> bool:  # noqa: ANN401
     if dataclasses.is_dataclass(value):
         return all(_is_finite(getattr(value, f.name)) for f in dataclasses.fields(value))
     return True
-
-
-def _slices(batches: Sequence[Tensor]) -> list[slice]:
-    """Return the rows of each batch in the concatenated batch."""
-    ends = torch.tensor([len(batch) for batch in batches]).cumsum(0).tolist()
-    return [slice(end - len(batch), end) for end, batch in zip(ends, batches, strict=True)]

@@ -1,6 +1,5 @@
 """Addresses of the API; `service` does the work."""
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Security, UploadFile
@@ -11,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.web import schemas
+from ecinn.web.catalogue import ServedModel
 from ecinn.web.metrics import Metrics
 from ecinn.web.service import Service
 from ecinn.web.settings import MAX_IMAGES
@@ -40,9 +40,11 @@ def _errors(*statuses: int) -> Answers:
     }
 
 
-def _content(kind: str, description: str, form: str = "binary") -> Answers:
+def _file(kind: str, description: str, errors: Answers, form: str = "binary") -> dict[str, Any]:
+    """Document an answer that is not JSON."""
     schema = {"type": "string", "format": form} if form else {"type": "string"}
-    return {200: {"content": {kind: {"schema": schema}}, "description": description}}
+    answer: Answers = {200: {"content": {kind: {"schema": schema}}, "description": description}}
+    return {"response_class": Response, "responses": answer | errors}
 
 
 def _bearer(secured: bool) -> list[Any]:  # noqa: FBT001
@@ -63,13 +65,11 @@ def api(service: Service, *, secured: bool) -> APIRouter:
     @router.get("/models", responses=_errors(), response_model=schemas.ModelsAnswer)
     async def models() -> dict[str, Any]:
         """List the models."""
-        return {"models": [_describe(service, name) for name in service.catalogue]}
+        return {"models": [_describe(served) for served in service.catalogue.values()]}
 
     @router.get(
         "/models/{name}/samples/{index}",
-        response_class=Response,
-        responses=_content("image/png", "The image; the header X-Label is its class.")
-        | _errors(404, 422),
+        **_file("image/png", "The image; the header X-Label is its class.", _errors(404, 422)),
     )
     async def sample(
         name: Annotated[str, PathParameter(max_length=100, examples=["mnist"])],
@@ -86,18 +86,14 @@ def api(service: Service, *, secured: bool) -> APIRouter:
     @router.post("/predict", responses=_WORK, response_model=schemas.PredictAnswer)
     async def predict(request: schemas.PredictRequest) -> Response:
         """Predict the classes of images; fast enough to call while a digit is drawn."""
-        return _json(await service.predict(request))
+        return Response(await service.predict(request), media_type="application/json")
 
     @router.post("/explain", responses=_WORK, response_model=schemas.ExplainAnswer)
     async def explain(request: schemas.ExplainRequest) -> Response:
         """Return tipping points, convincing counterfactuals, heatmaps, paths and certificates."""
-        return await service.draw(_json, await service.explain(request))
+        return Response(await service.explain(request), media_type="application/json")
 
-    @router.post(
-        "/explain/files",
-        response_class=Response,
-        responses=_content("application/zip", "The files of every image.") | _WORK,
-    )
+    @router.post("/explain/files", **_file("application/zip", "The files of every image.", _WORK))
     async def explain_files(
         files: Annotated[list[UploadFile], File(description="Image files.")],
         model: Annotated[str, Form(max_length=100, examples=["mnist"])],
@@ -108,31 +104,22 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         confidence: Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False)] = None,
     ) -> Response:
         """Explain image files; return sheets, counterfactuals, heatmaps and JSON as a zip."""
-        served = service.find(model)
+        chosen = _targets(targets, service.find(model).model.class_names)
         if not 1 <= len(files) <= MAX_IMAGES:
             raise TooLargeError(f"give 1 to {MAX_IMAGES} images at once")
         data = [await file.read() for file in files]
-        chosen = _targets(targets, served.model.class_names)
         return Response(
-            await service.files(served, data, chosen, confidence),
+            await service.files(model, data, chosen, confidence),
             media_type="application/zip",
             headers={"Content-Disposition": 'attachment; filename="explanations.zip"'},
         )
 
-    @router.post(
-        "/film",
-        response_class=Response,
-        responses=_content("image/gif", "The film.") | _WORK,
-    )
+    @router.post("/film", **_file("image/gif", "The film.", _WORK))
     async def film(request: schemas.FilmRequest) -> Response:
         """Return the path from an image to its counterfactual as a film."""
         return Response(await service.film(request), media_type="image/gif")
 
-    @router.post(
-        "/sheet",
-        response_class=Response,
-        responses=_content("image/png", "The sheet.") | _WORK,
-    )
+    @router.post("/sheet", **_file("image/png", "The sheet.", _WORK))
     async def sheet(request: schemas.SheetRequest) -> Response:
         """Return an explanation as one picture."""
         return Response(await service.sheet(request), media_type="image/png")
@@ -152,9 +139,8 @@ def operations(service: Service, metrics: Metrics, *, secured: bool) -> APIRoute
 
     @router.get(
         "/metrics",
-        response_class=Response,
         dependencies=_bearer(secured),
-        responses=_content("text/plain", "The metrics.", "") | _errors(),
+        **_file("text/plain", "The metrics.", _errors(), form=""),
     )
     async def prometheus() -> Response:
         """Return metrics in the format of Prometheus."""
@@ -163,32 +149,22 @@ def operations(service: Service, metrics: Metrics, *, secured: bool) -> APIRoute
     return router
 
 
-def _describe(service: Service, name: str) -> dict[str, Any]:
-    served = service.catalogue[name]
-    channels, height, width = served.model.image_shape
+def _describe(served: ServedModel) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": served.name,
         "title": served.title,
         "kind": served.kind,
         "classes": list(served.model.class_names),
-        "channels": channels,
-        "height": height,
-        "width": width,
+        **dict(zip(("channels", "height", "width"), served.model.image_shape, strict=True)),
         "samples": 0 if served.samples is None else len(served.samples),
     }
 
 
 def _targets(given: str | None, names: tuple[str, ...]) -> list[int | str] | str | None:
+    """Read a form's targets: "all", or names or numbers of classes separated by commas."""
     if given is None or given in ("", "all"):
         return given or None
-    targets = [target.strip() for target in given.split(",")]
     return [
         int(target) if target not in names and target.isdecimal() and len(target) < 4 else target
-        for target in targets
+        for target in map(str.strip, given.split(","))
     ]
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    """Write JSON without validation: answers are many and large."""
-    content = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(content.encode(), media_type="application/json")

@@ -198,7 +198,7 @@ class Counterfactual(BaseModel):
     """A counterfactual image and its certificate."""
 
     posterior: Posterior
-    stored_posterior: Posterior | None = Field(description="Of the stored 8-bit image.")
+    stored_posterior: Posterior | None = Field(description="p(y) of the 8-bit image.")
     winner: str = Field(description="The predicted class.")
     reached: bool = Field(description="True if the target is the predicted class.")
     clamped: float = Field(description="Share of pixels clamped to [0, 1] for storing.")
@@ -225,7 +225,7 @@ class TargetAnswer(BaseModel):
     )
     reachable: bool = Field(description="True if the requested confidence exists on the path.")
     highest: float | None = Field(description="The highest confidence, if it is not reachable.")
-    as_asked: bool = Field(description="True if the stored image fulfils the request.")
+    as_requested: bool = Field(description="True if the stored image fulfils the request.")
     corrections: int
     passes: int = Field(description="Network evaluations.")
     third_class: str | None = Field(

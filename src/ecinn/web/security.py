@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +33,8 @@ HEADERS: Mapping[str, str] = {
 GUARDED = ("/api/", "/metrics")
 CHUNK = 2**16
 """Bytes of an answer that are sent at once; the next ones wait until these were read."""
+_OTHER_SITES = ("cross-site", "same-site")
+"""Origins of forms on other sites' pages, which browsers send without asking the service."""
 _CLOSE = {"Connection": "close"}
 """For answers that leave the rest of a body unread."""
 
@@ -66,7 +69,8 @@ class Hardened:
             await self._app(scope, receive, with_headers)
         except Exception as error:
             # Its message may contain parts of the request; its place does not.
-            log.error("%s at %s", type(error).__name__, _place(error))
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            log.error("%s at %s:%s", type(error).__name__, place.name, place.lineno)
             if started:
                 return None  # closes the connection, so that the answer is seen to be incomplete
             answer = error_answer(500, "the service failed; this is not your fault")
@@ -88,7 +92,7 @@ class Guarded:
         refusal = None
         if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
             refusal = error_answer(400, "this service has another host name", _CLOSE)
-        elif scope["method"] == "POST" and _from_other_site(headers):
+        elif scope["method"] == "POST" and headers.get("sec-fetch-site") in _OTHER_SITES:
             line = "requests from other sites' pages are refused: use this service's page"
             refusal = error_answer(403, line, _CLOSE)
         elif scope["path"].startswith(GUARDED) and not self._authorised(headers):
@@ -187,14 +191,18 @@ class Bounded:
         body = b"".join(parts)
         parts.clear()
         parts.append(body)
-        replayed, started = False, False
-        disconnected = asyncio.create_task(_disconnection(receive))
+        messages: deque[Message] = deque([{"type": "http.request", "body": body}])
+        started = False
+
+        async def disconnection() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        disconnected = asyncio.create_task(disconnection())
 
         async def replay() -> Message:
-            nonlocal replayed
-            if not replayed:
-                replayed = True
-                return {"type": "http.request", "body": body, "more_body": False}
+            if messages:
+                return messages.popleft()
             await asyncio.shield(disconnected)
             return {"type": "http.disconnect"}
 
@@ -235,16 +243,6 @@ class Bounded:
             self._held_bytes -= len(body)
 
 
-async def _disconnection(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _from_other_site(headers: Headers) -> bool:
-    """Recognise forms of other sites' pages, which browsers send without asking the service."""
-    return headers.get("sec-fetch-site") in ("cross-site", "same-site")
-
-
 def _host_name(host: str) -> str:
     """Remove the port.
 
@@ -253,10 +251,3 @@ def _host_name(host: str) -> str:
     """
     name, _, port = host.rpartition(":")
     return (name if name and port.isdigit() else host).lower()
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "unknown" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"

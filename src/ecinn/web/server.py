@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-from typing import Any
 
 import h11
 import uvicorn
@@ -22,7 +21,14 @@ _FULL = Hardened(
         {"Connection": "close", "Retry-After": "5"},
     )
 )
-_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_STDERR = {"handlers": ["stderr"], "level": "WARNING", "propagate": False}
+_LOG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"uvicorn": _STDERR, "ecinn.web": _STDERR | {"level": "INFO"}},
+}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,8 +54,9 @@ def is_loopback(host: str) -> bool:
 def run(app: ASGIApp, listening: socket.socket, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then finish the requests in progress."""
     server = uvicorn.Server(configuration(app, settings))
-    # Uvicorn raises the signal again after its shutdown, which is not a failure.
-    before = {kind: signal.signal(kind, _ignore) for kind in (signal.SIGINT, signal.SIGTERM)}
+    # Uvicorn raises the signal again after shutdown: ignore it, so that a stop is no failure.
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, lambda *_: None) for kind in kinds}
     try:
         server.run([listening])
     finally:
@@ -69,7 +76,7 @@ def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=int(settings.answer_seconds + settings.body_seconds) + 1,
-        log_config=_log_settings(),
+        log_config=_LOG,
     )
 
 
@@ -135,19 +142,3 @@ def _protocol(settings: Settings) -> type[asyncio.Protocol]:
                 self.transport.abort()
 
     return TimedProtocol
-
-
-def _log_settings() -> dict[str, Any]:
-    """Log to stderr; of a request only its size, status and duration."""
-    quiet = {"handlers": ["stderr"], "level": "WARNING", "propagate": False}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": _FORMAT}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "loggers": {"uvicorn": quiet, "ecinn.web": quiet | {"level": "INFO"}},
-    }
-
-
-def _ignore(*_: object) -> None:
-    pass

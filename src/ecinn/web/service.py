@@ -1,33 +1,38 @@
 """The service: decodes images, batches requests and builds the answers, off the event loop."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from ecinn.data.photographs import Photograph
 from ecinn.errors import EcinnError, InputError
 from ecinn.explanation.result import Explanation
 from ecinn.pixels import Images, to_pixels
 from ecinn.web import answers, schemas
-from ecinn.web.batching import Batcher, Bounds, Wanted
+from ecinn.web.batching import Batcher, Wanted
 from ecinn.web.catalogue import Catalogue, ServedModel
 from ecinn.web.metrics import Metrics
 from ecinn.web.passes import (
+    Network,
     Prediction,
     Question,
-    SplitNetwork,
     explain_jointly,
     predict_jointly,
+    split_network,
 )
 from ecinn.web.settings import Settings
 from ecinn.web.uploads import TooLargeError, decode_base64, read_images, read_pixels
 
-Result = TypeVar("Result")
+GivenImage = schemas.GivenImage | bytes
+"""An image of a JSON request, or an uploaded file."""
 FILM_FRAMES = 22
 """Besides the tipping point and the convincing image: 24 as in `ecinn explain --film`."""
 
@@ -40,37 +45,33 @@ class Service:
     """Models behind two queues, so that predictions never wait for explanations."""
 
     def __init__(self, catalogue: Catalogue, settings: Settings, metrics: Metrics) -> None:
-        self.catalogue, self.settings, self.metrics = catalogue, settings, metrics
-        self._network = ThreadPoolExecutor(settings.threads, "ecinn-network")
+        self.catalogue, self.settings = catalogue, settings
         # Separate threads, so that decoding an image never waits for drawing others.
-        self._decoding = ThreadPoolExecutor(settings.threads, "ecinn-decoding")
-        self._drawing = ThreadPoolExecutor(settings.threads, "ecinn-drawing")
+        self._network, self._decoding, self._drawing = (
+            ThreadPoolExecutor(settings.threads, f"ecinn-{work}")
+            for work in ("network", "decoding", "drawing")
+        )
         self.predictions: Batcher[tuple[ServedModel, Images], Prediction] = Batcher(
             self._predict,
-            self._bounds(workers=1),
+            settings,
             key=lambda request: request[0].name,
             cost=lambda request: request[1].numel(),
-            observe=metrics.observe_pass("predict"),
+            observe=metrics.watch("predict", lambda: self.predictions.waiting),
         )
         self.explanations: Batcher[tuple[ServedModel, Question], Explanation] = Batcher(
             self._explain,
-            self._bounds(workers=settings.passes),
+            settings,
+            settings.passes,
             key=lambda request: request[0].name,
-            cost=lambda request: self._cost(*request),
-            observe=metrics.observe_pass("explain"),
+            cost=lambda request: _cost(*request),
+            observe=metrics.watch("explain", lambda: self.explanations.waiting),
         )
-        metrics.watch_queue("predict", lambda: self.predictions.waiting)
-        metrics.watch_queue("explain", lambda: self.explanations.waiting)
 
-    def start(self) -> None:
-        """Start to work, in a running event loop."""
-        self.predictions.start()
-        self.explanations.start()
-
-    async def close(self) -> None:
-        """Finish the work in progress and stop all threads."""
-        await self.predictions.close()
-        await self.explanations.close()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work; on leaving, finish the work in progress and stop all threads."""
+        async with self.predictions.running(), self.explanations.running():
+            yield
         for threads in (self._network, self._decoding, self._drawing):
             await asyncio.to_thread(threads.shutdown)
 
@@ -94,151 +95,117 @@ class Service:
             raise UnknownError(f"{served.name} has no such sample: {known}")
         return served.samples.images[index]
 
-    async def predict(self, request: schemas.PredictRequest) -> dict[str, Any]:
-        """Predict every image."""
+    async def predict(self, request: schemas.PredictRequest) -> bytes:
+        """Predict every image; return JSON."""
         served = self.find(request.model)
-        pixels = await self._pixels(served, request.images)
+        pixels, _ = await self._read(served, request.images)
         prediction = await self.predictions.submit((served, pixels))
         images = answers.predictions(prediction, served.model.class_names)
-        return {"model": served.name, "images": images}
+        return answers.to_json({"model": served.name, "images": images})
 
-    async def explain(self, request: schemas.ExplainRequest) -> dict[str, Any]:
-        """Explain every image; the answer contains pictures."""
-        served = self.find(request.model)
-        question = Question(
-            _placeholder(served, len(request.images)),
-            _targets(served, request.targets),
-            request.confidence,
-            request.correct,
-            tuple(request.path) if isinstance(request.path, list) else request.path,
-        )
-        self._check_cost(served, question)
-        pixels = await self._pixels(served, request.images)
-        e = await self._ask(served, dataclasses.replace(question, pixels=pixels))
-        return await self.draw(answers.explanation, e)
+    async def explain(self, request: schemas.ExplainRequest) -> bytes:
+        """Explain every image; return JSON with pictures."""
+        path = tuple(request.path) if isinstance(request.path, list) else request.path
+        options = (request.targets, request.confidence, request.correct, path)
+        return await self._draw(answers.explanation, request.model, request.images, *options)
 
     async def sheet(self, request: schemas.SheetRequest) -> bytes:
         """Draw the explanation sheet as a PNG."""
-        served = self.find(request.model)
-        targets = _targets(served, request.targets)
-        return await self._draw_one(answers.sheet, served, request, targets)
+        options = (request.targets, request.confidence, request.confidence is not None)
+        return await self._draw(answers.sheet, request.model, [request.image], *options)
 
     async def film(self, request: schemas.FilmRequest) -> bytes:
-        """Draw the path and back as a GIF."""
-        served = self.find(request.model)
-        targets = _targets(served, [request.target])
-        return await self._draw_one(answers.film, served, request, targets, FILM_FRAMES)
+        """Draw the path, forwards and backwards, as a GIF."""
+        correct = request.confidence is not None
+        options = ([request.target], request.confidence, correct, FILM_FRAMES)
+        return await self._draw(answers.film, request.model, [request.image], *options)
 
     async def files(
         self,
-        served: ServedModel,
+        model: str,
         files: Sequence[bytes],
         targets: Sequence[int | str] | str | None,
         confidence: float | None,
     ) -> bytes:
         """Explain image files; return a zip of files."""
-        placeholder = _placeholder(served, len(files))
-        question = Question(placeholder, _targets(served, targets), confidence)
-        self._check_cost(served, question)
-        limit = self.settings.file_pixels
-        photographs = await self._decode(read_images, files, served.model, limit)
-        pixels = to_pixels(torch.stack([photograph.image for photograph in photographs]))
-        e = await self._ask(served, dataclasses.replace(question, pixels=pixels))
-        remarks = tuple(photographs[index].notes for index in e.indices.tolist())
-        return await self.draw(answers.archive, dataclasses.replace(e, remarks=remarks))
+        return await self._draw(answers.archive, model, files, targets, confidence)
 
-    async def draw(self, work: Callable[..., Result], *given: Any) -> Result:  # noqa: ANN401
-        """Draw pictures or write JSON in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._drawing, work, *given)
-
-    async def _draw_one(
+    async def _draw(
         self,
-        work: Callable[[Explanation], bytes],
-        served: ServedModel,
-        request: schemas.SheetRequest | schemas.FilmRequest,
-        targets: Any,  # noqa: ANN401
-        path: int | None = None,
+        draw: Callable[[Explanation], bytes],
+        model: str,
+        images: Sequence[GivenImage],
+        targets: Sequence[int | str] | str | None,
+        confidence: float | None,
+        correct: bool = False,  # noqa: FBT001, FBT002
+        path: int | tuple[float, ...] | None = None,
     ) -> bytes:
-        pixels = await self._pixels(served, [request.image])
-        correct = request.confidence is not None
-        question = Question(pixels, targets, request.confidence, correct, path)
-        return await self.draw(work, await self._ask(served, question))
-
-    async def _ask(self, served: ServedModel, question: Question) -> Explanation:
-        """Explain, in a batch with other requests."""
-        self._check_cost(served, question)
+        """Explain in a batch with other requests, and draw the answer in a thread."""
+        served = self.find(model)
+        chosen: Any = targets
+        if targets is not None and not isinstance(targets, str):
+            chosen = tuple(dict.fromkeys(served.model.targets(targets)))
+        # Takes no memory, but has the size of the images that are not decoded yet.
+        pixels = torch.zeros(()).expand(len(images), *served.model.image_shape)
+        question = Question(pixels, chosen, confidence, correct, path)
+        excess = _cost(served, question) / self.settings.answer_values
+        if excess > 1:
+            raise TooLargeError(
+                f"the answer would have {excess:.1f} times the allowed number of images: "
+                "ask for fewer images, targets or frames"
+            )
+        pixels, remarks = await self._read(served, images)
+        question = dataclasses.replace(question, pixels=pixels)
         e = await self.explanations.submit((served, question))
-        return dataclasses.replace(e, model=served.name)
+        remarks = tuple(remarks[index] for index in e.indices.tolist())
+        e = dataclasses.replace(e, model=served.name, remarks=remarks)
+        return await asyncio.get_running_loop().run_in_executor(self._drawing, draw, e)
 
-    async def _pixels(self, served: ServedModel, images: Sequence[schemas.GivenImage]) -> Images:
-        """Decode the images of a request for a model."""
-        files = [image.png for image in images if isinstance(image, schemas.ImageFile)]
+    async def _read(
+        self, served: ServedModel, images: Sequence[GivenImage]
+    ) -> tuple[Images, tuple[tuple[str, ...], ...]]:
+        """Return the images of a request as the model reads them, and what was done to them."""
+        files = [image for image in images if isinstance(image, bytes | schemas.ImageFile)]
 
-        def decode() -> list[Tensor]:
-            data = [decode_base64(file) for file in files]
-            photographs = read_images(data, served.model, self.settings.file_pixels)
-            return [photograph.image for photograph in photographs]
+        def read_all() -> tuple[Images, tuple[tuple[str, ...], ...]]:
+            data = [file if isinstance(file, bytes) else decode_base64(file.png) for file in files]
+            decoded = iter(read_images(data, served.model, self.settings.file_pixels))
 
-        decoded = iter(await self._decode(decode) if files else [])
-
-        def read(image: schemas.GivenImage) -> Tensor:
-            if isinstance(image, schemas.Sample):
-                return self.sample(served, image.sample)
-            if isinstance(image, schemas.ImageFile):
+            def read(image: GivenImage) -> Photograph:
+                if isinstance(image, schemas.Sample):
+                    return Photograph(self.sample(served, image.sample), ())
+                if isinstance(image, schemas.PixelValues):
+                    return Photograph(read_pixels(image.pixels, served.model.image_shape), ())
                 return next(decoded)
-            return read_pixels(image.pixels, served.model.image_shape)
 
-        def read_all() -> Images:
-            return to_pixels(torch.stack([read(image) for image in images]))
+            photographs = [read(image) for image in images]
+            pixels = to_pixels(torch.stack([photograph.image for photograph in photographs]))
+            return pixels, tuple(photograph.notes for photograph in photographs)
 
-        if any(isinstance(image, schemas.PixelValues) for image in images):
-            return await asyncio.to_thread(read_all)
-        return read_all()
-
-    async def _decode(self, work: Callable[..., Result], *given: Any) -> Result:  # noqa: ANN401
-        """Decode image files in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoding, work, *given)
+        threads = self._decoding if files else None
+        return await asyncio.get_running_loop().run_in_executor(threads, read_all)
 
     def _predict(
         self, requests: Sequence[tuple[ServedModel, Images]], wanted: Wanted
     ) -> Sequence[Prediction | InputError]:
         served = requests[0][0]
-        network = SplitNetwork(served.model, self._part(served), wanted=wanted)
+        network = self._split(served, wanted)
         return predict_jointly(served.model, network, [pixels for _, pixels in requests])
 
     def _explain(
         self, requests: Sequence[tuple[ServedModel, Question]], wanted: Wanted
     ) -> Sequence[Explanation | InputError]:
         served = requests[0][0]
-        network = SplitNetwork(served.model, self._part(served), self._network, wanted)
+        network = self._split(served, wanted, self._network)
         return explain_jointly(served.model, network, [question for _, question in requests])
 
-    def _part(self, served: ServedModel) -> int:
-        return max(self.settings.part_images, self.settings.part_values // served.values)
-
-    def _bounds(self, workers: int) -> Bounds:
-        s = self.settings
-        return Bounds(s.queued, s.pass_values, s.join_seconds, workers)
-
-    def _cost(self, served: ServedModel, question: Question) -> int:
-        return served.values * question.images(len(served.model.class_names))
-
-    def _check_cost(self, served: ServedModel, question: Question) -> None:
-        limit, cost = self.settings.answer_values, self._cost(served, question)
-        if cost > limit:
-            raise TooLargeError(
-                f"the answer would have {cost / limit:.1f} times the allowed number of images: "
-                "ask for fewer images, targets or frames"
-            )
+    def _split(
+        self, served: ServedModel, wanted: Wanted, threads: Executor | None = None
+    ) -> Network:
+        values = math.prod(served.model.image_shape)
+        size = max(self.settings.part_images, self.settings.part_values // values)
+        return split_network(served.model, size, threads, wanted)
 
 
-def _placeholder(served: ServedModel, images: int) -> Images:
-    """Return images that take no memory, to compute the cost before decoding."""
-    return torch.zeros(()).expand(images, *served.model.image_shape)
-
-
-def _targets(served: ServedModel, targets: Sequence[int | str] | str | None) -> Any:  # noqa: ANN401
-    """Return class numbers, each once; "all" and None stay."""
-    if targets is None or isinstance(targets, str):
-        return targets
-    return tuple(dict.fromkeys(served.model.targets(targets)))
+def _cost(served: ServedModel, question: Question) -> int:
+    return question.cost(len(served.model.class_names))

@@ -38,7 +38,7 @@ class Settings:
     queued: int = 256
     """Requests that wait for the network, for predictions and explanations each."""
     file_pixels: int = 24_000_000
-    """Pixels of all image files of a request, read from their headers before decoding."""
+    """Largest total number of pixels of a request's image files, checked before decoding."""
     answer_values: int = 1_000_000
     """Values of all images of one answer: 1,275 digits or 81 faces."""
     pass_values: int = 400_000

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import mimetypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +16,31 @@ from ecinn.web.security import error_answer
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 NOT_FOUND = "this address does not exist: the page is at /, the API's documentation at /docs"
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".ico": "image/x-icon",
-    ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".webp": "image/webp",
-}
 
 
-@dataclass(frozen=True)
-class StaticFile:
-    """A file as browsers receive it."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-
-def read_page(folder: Path = FOLDER) -> Mapping[str, StaticFile]:
+def read_page(folder: Path = FOLDER) -> Mapping[str, Response]:
     """Read all files of a folder, by their relative path; none if it does not exist."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): _read(path) for path in files}
 
 
-def static_answer(files: Mapping[str, StaticFile], name: str, request: Request) -> Response:
+def _read(path: Path) -> Response:
+    content = path.read_bytes()
+    # Older Pythons and some systems have another type for scripts.
+    kind = "text/javascript" if path.suffix == ".js" else mimetypes.guess_type(path.name)[0]
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache"}
+    return Response(content, media_type=kind or "application/octet-stream", headers=headers)
+
+
+def static_answer(files: Mapping[str, Response], name: str, request: Request) -> Response:
     """Return a file, or 304 if the browser has it already."""
     if name not in files:
         return error_answer(404, NOT_FOUND)
-    file = files[name]
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
-    if file.etag in request.headers.get("if-none-match", ""):
+    headers = {key: files[name].headers[key] for key in ("ETag", "Cache-Control")}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    return files[name]
 
 
 def documentation(document: Mapping[str, Any]) -> Response:
@@ -64,10 +53,3 @@ def documentation(document: Mapping[str, Any]) -> Response:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
-
-
-def _read(path: Path) -> StaticFile:
-    content = path.read_bytes()
-    guessed = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    kind = _TYPES.get(path.suffix, guessed)
-    return StaticFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')

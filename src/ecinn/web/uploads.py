@@ -22,7 +22,6 @@ from ecinn.model import Model
 
 SMALL_SIDE = 1024
 """Larger images are reduced first; models need 28 or 64 pixels."""
-_KINDS = "PNG, JPEG, WebP or BMP"
 _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"%PDF-", b"<svg", b"<html", b"<script", b"<?php")
 """Signatures of other formats, which must not follow the end of an image."""
 MAX_SCANS = 64
@@ -64,29 +63,41 @@ def read_images(files: Sequence[bytes], model: Model, max_pixels: int) -> list[P
 def _open(data: bytes, max_pixels: int) -> Image.Image:
     """Read the header only."""
     kind = _kind(data)
-    if _animated(data, kind):
-        raise WrongTypeError("the image is animated: save one frame of it")
     try:
         with warnings.catch_warnings():
             # Replaced by the limit below, before anything is decoded.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=(kind,))
     except Image.DecompressionBombError:
-        raise TooLargeError(_too_large("too many", max_pixels)) from None
+        raise _too_large("too many", max_pixels) from None
     except Exception:  # a decoder given garbage may raise anything
         raise _damaged(kind) from None
-    _check_size(image.width, image.height, max_pixels)
+    size = f"{image.width}×{image.height}"
+    if 0 in image.size:
+        raise InputError(f"an image has no pixels ({size})")
+    if image.width * image.height > max_pixels:
+        raise _too_large(size, max_pixels)
     return image
 
 
 def _decode(image: Image.Image) -> Image.Image:
+    """Decode an image and reduce it if it is large."""
     kind = image.format or "image"
     try:
         image.draft(None, (SMALL_SIDE, SMALL_SIDE))
         image.load()
-        return _smaller(image)
+        factor = max(image.size) // SMALL_SIDE
+        reducible = image.mode in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
+        return image.reduce(factor) if 2 <= factor <= min(image.size) and reducible else image
     except Exception:  # as above
         raise _damaged(kind) from None
+
+
+def _too_large(size: str, most: int) -> TooLargeError:
+    return TooLargeError(
+        f"an image is too large ({size} pixels; {max(most, 0):,} are left for this request): "
+        "make it smaller first"
+    )
 
 
 def _damaged(kind: str) -> InputError:
@@ -116,21 +127,27 @@ def read_pixels(
 
 
 def _kind(data: bytes) -> str:
+    """Return the format; refuse animations, and files of two formats at once."""
+    animated = False
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        kind, end = "PNG", _png_end(data)
+        kind, animated = "PNG", any(name == b"acTL" for name, _ in _png_chunks(data))
+        end = next((at for name, at in _png_chunks(data) if name == b"IEND"), len(data))
     elif data.startswith(b"\xff\xd8\xff"):
         kind, end = "JPEG", _jpeg_end(data)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         kind, end = "WEBP", 8 + int.from_bytes(data[4:8], "little")
+        # The second bit of the extended header marks an animation.
+        animated = data[12:16] == b"VP8X" and len(data) > 20 and bool(data[20] & 2)
     elif data.startswith(b"BM"):
         kind, end = "BMP", int.from_bytes(data[2:6], "little")
     else:
-        raise WrongTypeError(f"images must be {_KINDS} files")
-    # Phones append data of their own to JPEGs; nothing may follow the other formats.
-    rest = data[max(end, 0) :]
-    also = any(mark.lower() in rest.lower() for mark in _OTHER_KINDS)
-    if also or (kind == "PNG" and rest):
+        raise WrongTypeError("images must be PNG, JPEG, WebP or BMP files")
+    # Phones append data of their own to JPEGs; nothing may follow a PNG.
+    rest = data[max(end, 0) :].lower()
+    if any(mark.lower() in rest for mark in _OTHER_KINDS) or (kind == "PNG" and rest):
         raise WrongTypeError(f"the file is a {kind} and more: save the image alone")
+    if animated:
+        raise WrongTypeError("the image is animated: save one frame of it")
     return kind
 
 
@@ -159,10 +176,6 @@ def _jpeg_end(data: bytes) -> int:
     raise TooLargeError("a JPEG has too many parts: save it again without progressive scans")
 
 
-def _png_end(data: bytes) -> int:
-    return next((at for name, at in _png_chunks(data) if name == b"IEND"), len(data))
-
-
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield the name and the end of every chunk."""
     at = 8
@@ -170,32 +183,3 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
         length, name = struct.unpack(">I4s", data[at : at + 8])
         at += 12 + length
         yield name, at
-
-
-def _animated(data: bytes, kind: str) -> bool:
-    if kind == "PNG":
-        return any(name == b"acTL" for name, _ in _png_chunks(data))
-    # The second bit of WebP's extended header marks an animation.
-    return kind == "WEBP" and data[12:16] == b"VP8X" and len(data) > 20 and bool(data[20] & 2)
-
-
-def _check_size(width: int, height: int, most: int) -> None:
-    if 0 in (width, height):
-        raise InputError(f"an image has no pixels ({width}×{height})")
-    if width * height > most:
-        raise TooLargeError(_too_large(f"{width}×{height}", most))
-
-
-def _too_large(size: str, most: int) -> str:
-    return (
-        f"an image is too large ({size} pixels; {max(most, 0):,} are left for this request): "
-        "make it smaller first"
-    )
-
-
-def _smaller(image: Image.Image) -> Image.Image:
-    factor = max(image.size) // SMALL_SIDE
-    fits = factor < 2 or image.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
-    if fits or min(image.size) < factor:
-        return image
-    return image.reduce(factor)

@@ -66,10 +66,10 @@ def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:
     assert result.paper_error == (0.0742, 0.0662)
     assert len(set(result.random)) == 4
     assert result.random != measure_faces(model, data, n=4, seed=4)[0].random
-    assert sheets.random.size == sheets.worst.size
+    assert sheets["random"].size == sheets["worst"].size
     for sheet, places, words in (
-        (sheets.random, result.random, "celeba-smile: random test faces"),
-        (sheets.worst, result.worst, "celeba-smile: least likely counterfactuals"),
+        (sheets["random"], result.random, "celeba-smile: random test faces"),
+        (sheets["worst"], result.worst, "celeba-smile: least likely counterfactuals"),
     ):
         assert sheet == face_sheet(model.explain(data.images[list(places)]), words)
 

@@ -166,7 +166,7 @@ def variations(maps: Tensor) -> Tensor:
     return steps / maps.abs().sum((1, 2, 3))
 
 
-def test_black_is_a_baseline_too_and_the_table_names_it(subject, pairs) -> None:
+def test_table_names_the_baseline_used(subject, pairs) -> None:
     model, x = subject[0], to_pixels(pairs.images)
     inn = ExplainedINN(model.classifier, model.mu_bar)
     for name, image in (("black", torch.zeros(1, 8, 8)), ("mean", mean_image())):

@@ -249,8 +249,6 @@ def test_a_model_knows_what_it_was_rounded_from(bits: int) -> None:
 def test_what_cannot_be_measured_is_refused(model: Model, data: Dataset) -> None:
     with pytest.raises(InputError, match="32 bits: it has no rounding to measure"):
         measure_rounding(stored(network(2), 32), data)
-    with pytest.raises(InputError, match="two draws or more, not 1"):
-        measure_rounding(model, data, draws=1)
 
 
 def test_tables_show_costs_with_their_sign() -> None:

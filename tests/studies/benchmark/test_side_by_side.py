@@ -25,6 +25,7 @@ from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
 from ecinn.studies.benchmark.authors import (
+    Scorer,
     confidence_curve,
     our_counterfactuals,
     score_authors,
@@ -32,7 +33,6 @@ from ecinn.studies.benchmark.authors import (
 from ecinn.studies.benchmark.authors import score as score_as_published
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
-    Autoencoder,
     ClassAutoencoders,
     StoredCounterfactuals,
     load_authors,
@@ -100,6 +100,10 @@ def about(model: Model, judges: Judges | None = None) -> dict:
     return record.provenance("ecinn something", model, judges)
 
 
+def page_of(tables, model: Model) -> str:
+    return record.Results("x", tables, {}, [about(model)]).markdown()
+
+
 def test_pairs_are_random_test_images_with_another_class_as_target(mnist, digits) -> None:
     pairs = draw_pairs(mnist, digits, 40, seed=1)
     assert len(set(pairs.index.tolist())) == 40
@@ -164,14 +168,14 @@ def test_method_that_raises_is_counted_and_the_others_go_on(mnist, judges, compa
     assert (broken.images, broken.seconds) == (None, None)
     assert broken.errors == ("RuntimeError: out of luck",) * 2
     tables = side_by_side_tables(compared[-1][0], about(mnist, judges))
-    page = record.document("x", tables, about(mnist))
+    page = page_of(tables, mnist)
     assert "RuntimeError: out of luck" in page
     assert page.count("| model-means | 0.00 | 0.00 | – |") == 1
     text = json.dumps(record.jsonable(compared[-1][0]), allow_nan=False)
     assert "out of luck" in text
 
 
-def test_batch_that_raises_fails_alone(mnist, digits, judges) -> None:
+def test_an_error_in_one_batch_leaves_the_others(mnist, digits, judges) -> None:
     pairs = draw_pairs(mnist, digits, 10, seed=0)
 
     def run(images, q):
@@ -249,7 +253,7 @@ def test_planted_cue_is_judged_by_the_cue(judges) -> None:
     assert elsewhere.frechet == pytest.approx(0, abs=1e-6)
 
 
-def test_judges_are_found_or_asked_for() -> None:
+def test_error_for_missing_judges_names_the_command() -> None:
     assert (
         find_judges(None, "fakemnist").record["seed"] == find_judges("mnist", "x").record["seed"]
     )
@@ -313,7 +317,7 @@ def test_without_matplotlib_only_the_figure_is_missing(tmp_path, monkeypatch) ->
     assert there == [f"counterfactuals-mnist{end}" for end in ("-images.png", ".json", ".md")]
 
 
-def test_an_empty_figure_is_refused(compared) -> None:
+def test_cost_figure_raises_if_nothing_can_be_drawn(compared) -> None:
     result = compared[-1][0]
     with pytest.raises(InputError, match="nothing to draw"):
         cost_figure(replace(result, methods=result.methods[1:2]))
@@ -321,7 +325,7 @@ def test_an_empty_figure_is_refused(compared) -> None:
 
 def blurring() -> ClassAutoencoders:
     """Different ones for different classes, without weights."""
-    kinds = [Autoencoder([nn.AvgPool2d(k, 1, k // 2)], (1, 28, 28)) for k in (3, 5, 7) * 4]
+    kinds = [nn.AvgPool2d(k, 1, k // 2) for k in (3, 5, 7) * 4]
     return ClassAutoencoders(kinds[:10], kinds[11])
 
 
@@ -358,7 +362,7 @@ def test_control_tells_reproduced_from_not_and_from_not_checked(
     ))  # fmt: skip
     assert off.reproduced is False
     assert control_line(off).startswith("CONTROL: NOT reproduced (IM1 of GL: here ")
-    page = record.document("x", authors_tables(off, about(mnist, judges)), about(mnist))
+    page = page_of(authors_tables(off, about(mnist, judges)), mnist)
     assert "| ours (does not count: the control failed) |" in page
     assert replace(result, control=result.control[1:]).reproduced is False
     limited = score_authors(benchmark, mnist, blurring(), judges, limit=5, with_curve=False)
@@ -378,7 +382,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
 
     result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
     assert (result.target_is_prediction, result.other_prediction) == (1, 0)
-    row = result.ours.row
+    row = result.ours
     assert (row.elastic_net.n, row.reached.n, row.failed) == (5, 6, 1)
     assert row.reached.mean == pytest.approx(int((ours.predicted == ours.q).sum()) / 6)
     change = (ours.images[rest].double() - digits.images[rest].double()).flatten(1) / 255
@@ -387,7 +391,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     verdicts = judges.verdicts(ours.images[rest])
     share = float((verdicts["fully connected"] == ours.q[rest]).double().mean())
     assert result.ours.verdict.oracles["fully connected"].mean == pytest.approx(share)
-    assert [scored.row.method for scored in result.references] == [
+    assert [row.method for row in result.references] == [
         "real image of q",
         "real image of q, as near as ours",
     ]
@@ -398,12 +402,12 @@ def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, j
     ours = our_counterfactuals(mnist, benchmark)
     done: list[tuple[int, int]] = []
     low, high = confidence_curve(
-        mnist, benchmark, blurring(), judges, ours, asked=(0.3, 0.99), images=4,
+        mnist, Scorer(benchmark, blurring(), judges), ours, asked=(0.3, 0.99), images=4,
         observe=lambda progress: done.append((progress.done, progress.total)),
     )  # fmt: skip
     assert done == [(4, 8), (8, 8)]
     assert (low.asked, low.n, high.asked, high.n) == (0.3, 4, 0.99, 4)
-    assert low.scored.row.elastic_net.mean < high.scored.row.elastic_net.mean
+    assert low.row.elastic_net.mean < high.row.elastic_net.mean
     assert low.obtained.mean < high.obtained.mean
     rows = torch.tensor([0, 2, 3, 4])
     explanation = mnist.explain(digits.images[rows], ours.q[rows, None], confidence=0.99)
@@ -420,16 +424,16 @@ def test_authors_own_images_are_judged(name, mnist, judges) -> None:
     benchmark = load_authors(PUBLISHED, name)
     autoencoders = load_autoencoders(benchmark.autoencoders)
     result = score_authors(benchmark, mnist, autoencoders, judges, limit=40, with_curve=False)
-    page = record.document("x", authors_tables(result, about(mnist, judges)), about(mnist))
+    page = page_of(authors_tables(result, about(mnist, judges)), mnist)
     for method in ("GB", "GL", "GEN", "ours", "real image of q"):
         assert f"| {method} |" in page
     assert "CONTROL: not checked (limited)" in page
     assert "GEN 90.73" in page or name == "fake_mnist"
-    by_name = {scored.row.method: scored for scored in (*result.theirs, *result.references)}
+    by_name = {row.method: row for row in (*result.theirs, *result.references)}
     if name == "fake_mnist":
         assert by_name["GEN"].verdict.truth.mean == 1
         assert by_name["GEN"].verdict.inside.mean > 0.8
-        assert by_name["perfect answer"].row.elastic_net.mean == pytest.approx(3.41, abs=0.02)
+        assert by_name["perfect answer"].elastic_net.mean == pytest.approx(3.41, abs=0.02)
     else:
         assert by_name["GEN"].verdict.oracles["convolutional"].mean > 0.7
 

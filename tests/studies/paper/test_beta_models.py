@@ -101,7 +101,7 @@ def test_digits_are_of_every_other_class_and_drawn_by_the_seed(test_digits: Data
         beta_models.draw_digits(test_digits.first(10), 0)
 
 
-def test_counterfactuals_are_the_papers(tiny: Recipe, test_digits: Dataset) -> None:
+def test_counterfactuals_follow_the_papers_formulas(tiny: Recipe, test_digits: Dataset) -> None:
     """By hand, one by one: equally far from both means at α₀, stored at 4/5 + α₀/2."""
     models = [model(tiny, 4.0, 1), model(tiny, 0.1, 2)]
     places = torch.arange(60)
@@ -149,7 +149,7 @@ def judges() -> Judges:
 
 
 @pytest.mark.slow
-def test_a_jury_judges_every_model_on_the_same_pairs(judges: Judges, test_digits: Dataset) -> None:
+def test_a_jury_draws_the_same_pairs_for_every_model(judges: Judges, test_digits: Dataset) -> None:
     """Random digits, each once, and targets that are any class but the label's."""
     jury = Jury.assemble(judges, test_digits)
     assert sorted(map(bytes, jury.images.flatten(1).numpy())) == sorted(
@@ -177,17 +177,17 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     read = trained.predict(test_digits.images[:30]).argmax(1)
     q = (read + torch.arange(30) % 3) % 10  # every third is read as its target already
     features = judges.features(test_digits.images)
-    said = Jury(judges, test_digits.images[:30], q, features).judge(trained)
+    verdict = Jury(judges, test_digits.images[:30], q, features).judge(trained)
     stored = [
         trained.explain(test_digits.images[k], int(q[k])).stored_convincing[0, 0]
         for k in range(30)
         if k % 3
     ]
-    oracle = judges.networks.convolutional
+    oracle = judges.convolutional
     targets = [int(q[k]) for k in range(30) if k % 3]
     answers = [int(oracle(scaled(image[None])).argmax()) for image in stored]
-    assert said.judged == 20
-    assert said.convinced == sum(a == b for a, b in zip(answers, targets, strict=True))
+    assert verdict["judged"] == 20
+    assert verdict["convinced"] == sum(a == b for a, b in zip(answers, targets, strict=True))
     # Of two Gaussians, by the square root of a matrix.
     ours, real = (
         judges.features(x).double().numpy() for x in (torch.stack(stored), test_digits.images)
@@ -195,19 +195,21 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     mean = ((ours.mean(0) - real.mean(0)) ** 2).sum()
     a, b = np.cov(ours.T), np.cov(real.T)
     root = np.sqrt(np.linalg.eigvals(a @ b).astype(complex)).real.sum()
-    assert said.frechet == pytest.approx(mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3)
+    assert verdict["frechet"] == pytest.approx(
+        mean + np.trace(a) + np.trace(b) - 2 * root, rel=1e-3
+    )
 
 
 @pytest.mark.slow
 def test_a_worse_model_convinces_less(tiny: Recipe, judges: Judges, test_digits: Dataset) -> None:
     jury = Jury.assemble(judges, test_digits.first(60))
     trained, random = jury.judge(load("mnist")), jury.judge(Model(model(tiny, 1.0, 0)))
-    assert trained.convinced / trained.judged > 0.9
-    assert random.convinced / random.judged < 0.5
-    assert trained.frechet < random.frechet
+    assert trained["convinced"] / trained["judged"] > 0.9
+    assert random["convinced"] / random["judged"] < 0.5
+    assert trained["frechet"] < random["frechet"]
 
 
-def test_results_are_kept_in_a_small_file(tmp_path: Path) -> None:
+def test_results_are_saved_in_a_small_file(tmp_path: Path) -> None:
     written = result()
     beta_models.save(written, tmp_path / "t.safetensors")
     assert (tmp_path / "t.safetensors").stat().st_size < 150_000
@@ -218,7 +220,7 @@ def test_results_are_kept_in_a_small_file(tmp_path: Path) -> None:
         assert same, field.name
 
 
-def test_results_that_are_missing_or_of_something_else(tmp_path: Path) -> None:
+def test_missing_or_foreign_result_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / beta_models.FILE
     for read in (beta_models.find, lambda folder: beta_models.read(folder / beta_models.FILE)):
         with pytest.raises(InputError, match="ecinn beta") as error:
@@ -228,7 +230,7 @@ def test_results_that_are_missing_or_of_something_else(tmp_path: Path) -> None:
     assert beta_models.find(tmp_path) == path
 
 
-def test_the_claim_lists_the_parts_that_hold() -> None:
+def test_the_claim_lists_the_parts_that_hold_and_fail() -> None:
     """Errors and quality fall with β, and the paper's β is nearly the best in both."""
     n = len(beta_models.BETAS)
     near = beta_models.BETAS.index(1.4265)
@@ -263,7 +265,7 @@ def test_the_claim_lists_the_parts_that_hold() -> None:
     assert judged(backwards).verdict == "refuted"
 
 
-def test_the_ratio_decides_what_is_near_one() -> None:
+def test_the_beta_nearest_to_one_is_chosen_by_ratio() -> None:
     """1.6 is nearer to one than a half is; its difference is not."""
     two = dataclasses.replace(result(2), beta=(0.5, 1.6), reached_q=(0.971, 0.5))
     claim = judged(two)
@@ -274,7 +276,7 @@ def test_the_ratio_decides_what_is_near_one() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(None, MNIST_BETA.epochs), (3, 3)])
-def test_settings_are_the_recipes_except_for_the_options(epochs, trained) -> None:
+def test_settings_override_beta_and_epochs_of_the_recipe(epochs, trained) -> None:
     settings = beta_models.settings(0.7, epochs)
     assert settings == dataclasses.replace(MNIST_BETA, beta=0.7, epochs=trained)
 
@@ -297,7 +299,7 @@ def test_falling_counts_pairs() -> None:
 
 
 @pytest.mark.slow
-def test_command_trains_once_and_goes_on(tiny: Recipe, tmp_path: Path, monkeypatch) -> None:
+def test_command_trains_each_beta_once(tiny: Recipe, tmp_path: Path, monkeypatch) -> None:
     given = ("beta", "--out", tmp_path, "--epochs", 1, "--limit", 200, "--device", "cpu")
     code, out, err = run(*given, "--beta", 2)
     assert code == 0, err
@@ -338,7 +340,7 @@ def test_command_trains_once_and_goes_on(tiny: Recipe, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
+def test_figure_shows_every_model_and_marks_failures(part: int) -> None:
     shown = result()
     shown.reached[2, 9 * part + 4] = False
     shown.reached[5, 9 * (1 - part) + 1] = False  # not on this page
@@ -369,7 +371,7 @@ def test_figure_shows_every_model_and_marks_what_failed(part: int) -> None:
     assert figure.get_size_inches()[0] <= style.TEXT
 
 
-def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> None:
+def test_figure_10_shows_the_saved_results(tmp_path: Path, monkeypatch) -> None:
     beta_models.save(result(), tmp_path / beta_models.FILE)
     context = Context(beta=tmp_path)
     made = trade_off.figure_10(context)
@@ -396,7 +398,7 @@ def test_figure_10_is_made_of_the_kept_results(tmp_path: Path, monkeypatch) -> N
         trade_off.figure_10(Context())
 
 
-def test_reached_targets_are_counted_on_their_own_page() -> None:
+def test_reached_targets_are_counted_per_page() -> None:
     shown = result()
     shown.reached[2, :4], shown.reached[2, 9:11] = False, False
     shown.already[2, 0], shown.already[2, 17] = True, True
@@ -405,7 +407,7 @@ def test_reached_targets_are_counted_on_their_own_page() -> None:
         assert (row["shown"], row["reached_of_shown"]) == counts
 
 
-def test_the_shipped_results_are_of_all_models_and_of_the_test_digits() -> None:
+def test_shipped_results_cover_all_models_and_test_digits() -> None:
     shipped = beta_models.read(beta_models.SHIPPED)
     assert shipped.beta == beta_models.BETAS
     assert dict(shipped.training) == {
@@ -416,7 +418,7 @@ def test_the_shipped_results_are_of_all_models_and_of_the_test_digits() -> None:
     test = load_mnist("test")
     assert torch.equal(shipped.images, test.images[list(shipped.places)])
     # What the shipped judges, who took no part, say of the digits that are shown.
-    oracle = load_judges("mnist").networks.convolutional
+    oracle = load_judges("mnist").convolutional
     read = [
         int((oracle(scaled(images)).argmax(1) == shipped.target).sum())
         for images in shipped.counterfactuals

@@ -111,7 +111,7 @@ def test_two_evaluations_are_counted_and_a_third_refutes(sample) -> None:
     assert claim_of(again).verdict == "refuted"
 
 
-def test_the_time_of_three_is_not_that_of_two(sample) -> None:
+def test_the_time_of_three_evaluations_supports_only_partly(sample) -> None:
     claim = claim_of(digits.two_evaluations(sample, 1, timer=timer(3.0)))
     assert (claim.verdict, claim.numbers["times_forward"]) == ("partly", 3)
 
@@ -128,7 +128,7 @@ def test_the_clock_waits_for_the_device(device, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_tipping_points_tie_by_distances_and_a_wrong_alpha_is_refuted(sample, monkeypatch) -> None:
+def test_tipping_points_are_equally_far_from_both_means(sample, monkeypatch) -> None:
     claim = claim_of(digits.tipping_points(sample))
     assert claim.numbers["tied"].mean == 1
     model = sample.model
@@ -164,7 +164,7 @@ def test_a_broken_model_reaches_and_convinces_nothing(sample, judges) -> None:
     assert claim_of(digits.convinces_oracles(wrong, judges)).verdict == "refuted"
 
 
-def test_how_sure_the_classifier_is_of_q_in_latent_space(sample) -> None:
+def test_posterior_of_q_in_latent_space(sample) -> None:
     model = sample.model
     claim = claim_of(digits.reaches_target(sample))
     z = model.classifier.encode(model.pixels(sample.images))
@@ -176,9 +176,7 @@ def test_how_sure_the_classifier_is_of_q_in_latent_space(sample) -> None:
     assert f"{100 * float((of_q > 0.99).double().mean()):.1f} % [" in claim.measured
 
 
-def test_searches_are_read_by_the_oracle_and_the_costliest_decides(
-    sample, judges, monkeypatch
-) -> None:
+def test_the_most_expensive_search_decides(sample, judges, monkeypatch) -> None:
     n, asked = 6, {"ecinn": 2, digits.SEARCHES[0]: 700, digits.SEARCHES[1]: 30}
     answers = {
         "ecinn": sample.stored[:n],
@@ -195,7 +193,7 @@ def test_searches_are_read_by_the_oracle_and_the_costliest_decides(
     monkeypatch.setattr(digits, "make_counterfactuals", make)
     claim = claim_of(digits.competitors(sample, judges, n))
     for name, images in answers.items():
-        read = judges.networks.convolutional(scaled(images)).argmax(1)
+        read = judges.convolutional(scaled(images)).argmax(1)
         assert count(claim.numbers[name]["convinced"]) == int((read == sample.q[:n]).sum())
         assert claim.numbers[name]["passes"] == asked[name]
         assert f"| {name} | {asked[name]}.0 |" in claim.table
@@ -206,9 +204,9 @@ def test_searches_are_read_by_the_oracle_and_the_costliest_decides(
     assert claim_of(digits.competitors(sample, judges, n)).verdict == "supported"
 
 
-def test_oracles_are_asked_about_the_stored_images(sample, judges) -> None:
+def test_oracles_read_the_stored_images(sample, judges) -> None:
     claim = claim_of(digits.convinces_oracles(sample, judges))
-    network = judges.networks.fully_connected
+    network = judges.fully_connected
     read = network(scaled(to_uint8(sample.gather(lambda e: e.convincing[:, 0])))).argmax(1)
     share = claim.numbers["fully connected"].mean
     assert share == pytest.approx(float((read == sample.q).double().mean()))
@@ -245,7 +243,7 @@ def test_an_oracle_is_torn_where_p_and_q_are_about_as_likely(sample, judges, mon
 
 
 @pytest.mark.slow
-def test_the_way_is_minimal_only_along_the_models_own_means(sample) -> None:
+def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
     claim = claim_of(digits.minimal(sample, N))
     model = sample.model
     mu, mu_bar = (m.detach().double().numpy() for m in (model.classifier.mu, model.mu_bar))
@@ -346,7 +344,7 @@ def kept(r: float, within: float, control: float, spread: float) -> digits.Kept:
         (0.05, 0.6, -0.5, 0.1, False),
     ],
 )  # fmt: skip
-def test_kept_features_beat_the_control_in_both_measures(
+def test_kept_features_exceed_the_control_in_both_correlations(
     r, within, control, spread, is_kept
 ) -> None:
     assert kept(r, within, control, spread).kept is is_kept
@@ -364,7 +362,7 @@ def test_features_that_are_not_kept_are_named() -> None:
     assert "| good | 0.80 [0.70, 0.90] |" in claim.table
 
 
-def test_diversity_of_one_picture_is_refuted_and_realism_of_noise(sample, judges) -> None:
+def test_identical_images_are_not_diverse_and_noise_is_not_realistic(sample, judges) -> None:
     same = torch.stack([sample.real[sample.q == q][0] for q in sample.q])
     assert claim_of(digits.diverse(with_counterfactuals(sample, same))).verdict == "refuted"
     assert (
@@ -378,9 +376,7 @@ def test_diversity_of_one_picture_is_refuted_and_realism_of_noise(sample, judges
     assert claim.verdict == "refuted"
 
 
-def test_realism_is_beside_that_of_real_images_and_of_the_originals(
-    sample, judges, monkeypatch
-) -> None:
+def test_realism_is_compared_with_real_images_and_originals(sample, judges, monkeypatch) -> None:
     data = load_mnist("test").first(500)
     claim = claim_of(digits.realistic(sample, judges, data))
     everything = judges.features(data.images)
@@ -407,7 +403,7 @@ def test_realism_is_beside_that_of_real_images_and_of_the_originals(
         assert claim_of(digits.realistic(sample, judges, data)).verdict == verdict
 
 
-def test_diversity_is_over_that_of_real_images_of_the_target(sample) -> None:
+def test_diversity_is_relative_to_real_images_of_the_target(sample) -> None:
     claim = claim_of(digits.diverse(sample))
     ratios = []
     for label in range(10):
@@ -426,7 +422,7 @@ def test_diversity_is_over_that_of_real_images_of_the_target(sample) -> None:
     assert f"({len(ratios)} target classes)" in claim.measured
 
 
-def test_vague_statements_are_measured(sample) -> None:
+def test_vague_claims_are_measured(sample) -> None:
     assert claim_of(digits.same_class(sample)).numbers["alpha_is_nan"]
     bits = claim_of(digits.bits_per_dim(sample)).numbers
     assert bits["constant"] == pytest.approx(math.log2(2 * math.pi / 2))
@@ -461,7 +457,7 @@ def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges
     assert claim.verdict == "supported"
     metrics = sample.model.checkpoint.metrics
     assert count(claim.numbers["INN"]) == round(metrics["error"] * metrics["n"])
-    data, network = load_mnist("test"), judges.networks.convolutional
+    data, network = load_mnist("test"), judges.convolutional
     with torch.no_grad():
         read = torch.cat([network(scaled(part)).argmax(1) for part in data.images.split(500)])
     wrong, cnn = int((read != data.labels).sum()), claim.numbers["CNN"]
@@ -485,14 +481,14 @@ def test_the_worst_group_of_votes_decides() -> None:
     assert judge([[True, False], [False]]) == "refuted"
 
 
-def test_formatted_numbers_have_their_interval_in_order() -> None:
+def test_intervals_are_shown_in_order() -> None:
     share = proportion(torch.arange(200) < 30)
     low, high = scipy.stats.binomtest(30, 200).proportion_ci(0.95, method="wilson")
     assert show(share, ".2%") == f"15.00 % [{100 * low:.2f}, {100 * high:.2f}]"
     assert show(Interval(0.5, 0.25, 0.875, 8), ".2f") == "0.50 [0.25, 0.88]"
 
 
-def test_every_claim_has_a_place_and_every_limit_a_reason() -> None:
+def test_every_claim_has_a_figure_and_every_threshold_a_reason() -> None:
     artefacts = {artefact.name for artefact in ARTEFACTS}
     for entry in entries().values():
         assert entry.sentence.endswith(".")
@@ -503,7 +499,7 @@ def test_every_claim_has_a_place_and_every_limit_a_reason() -> None:
             datetime.date.fromisoformat(limit["set"])
 
 
-def test_the_page_counts_verdicts_and_names_further_measurements() -> None:
+def test_the_page_counts_verdicts_and_names_detailed_commands() -> None:
     verdicts = ("supported", "refuted", "supported", "untested")
     claims = [
         Claim(f"n{k}", "4.2", f"It is so {k}.", verdict, "Yes.", command="more" if k == 1 else "x")
@@ -566,7 +562,7 @@ def test_claims_are_measured_on_test_images(monkeypatch) -> None:
             next(module.measure(context, Sizes()))
         assert seen.value.args[1] is dataset
     given = {}
-    explained = SimpleNamespace(inn=None, all_maps=lambda *_: {})
+    explained = SimpleNamespace(inn=None, maps=lambda *_: {})
     for name, value in {
         "draw_pairs": lambda *a: given.update(pairs=a),
         "explained_digits": lambda *a: given.update(digits=a) or explained,

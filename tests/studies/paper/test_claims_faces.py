@@ -52,7 +52,7 @@ def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, 
     assert "two recipes" not in alike.measured
 
 
-def test_recipes_are_those_of_the_files() -> None:
+def test_training_stages_are_read_from_the_model_files() -> None:
     """As docs/faces.md tells."""
     found = {name: faces.stages(load(name)) for name in ("celeba-lipstick", "celeba-makeup")}
     assert found == {
@@ -64,7 +64,7 @@ def test_recipes_are_those_of_the_files() -> None:
 @pytest.mark.parametrize(
     ("of_q", "verdict"), [(0.95, "refuted"), (0.99995, "supported"), (0.3, "refuted")]
 )
-def test_faces_that_are_not_so_sure_refute(of_q, verdict) -> None:
+def test_less_certain_faces_refute_the_claim(of_q, verdict) -> None:
     q = torch.arange(100) % 2
     posterior = torch.stack([1 - q, q], 1) * of_q + torch.stack([q, 1 - q], 1) * (1 - of_q)
     audit = audit_with(
@@ -75,7 +75,7 @@ def test_faces_that_are_not_so_sure_refute(of_q, verdict) -> None:
     assert "confidence=" in claim.measured
 
 
-def test_regions_of_a_face_decide() -> None:
+def test_density_of_face_regions_decides() -> None:
     def regions(**density: float) -> tuple[Region, ...]:
         return tuple(Region(name, 0.1, near(value)) for name, value in density.items())
 
@@ -89,7 +89,7 @@ def test_regions_of_a_face_decide() -> None:
     ("mouth", "face", "background", "verdict"),
     [(2.0, 1.5, 0.4, "supported"), (2.0, 1.5, 0.6, "partly"), (0.9, 0.8, 1.2, "refuted")],
 )
-def test_a_background_that_stays_changes_half_as_much(mouth, face, background, verdict) -> None:
+def test_an_unchanged_background_changes_less_than_half(mouth, face, background, verdict) -> None:
     density = {"mouth": mouth, "eyes": 1.31, "cheeks": 1.17, "face": face}
     regions = tuple(
         Region(name, 0.1, near(value))
@@ -108,9 +108,7 @@ def test_a_background_that_stays_changes_half_as_much(mouth, face, background, v
     ("same", "other", "verdict"),
     [(0.6, 0.2, "supported"), (0.4, 0.2, "partly"), (0.9, 0.9, "partly"), (0.3, 0.3, "refuted")],
 )
-def test_smiles_are_cheekbones_where_maps_are_alike_beyond_other_faces(
-    same, other, verdict
-) -> None:
+def test_smile_and_cheekbone_maps_are_compared_with_other_faces(same, other, verdict) -> None:
     likeness = [Similarity(near(0.0), near(0.0), near(v), near(0.0)) for v in (same, other)]
     agreement = proportion(torch.tensor([True, True, False, True]))
     compared = Comparison("m", 4, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
@@ -120,7 +118,7 @@ def test_smiles_are_cheekbones_where_maps_are_alike_beyond_other_faces(
     assert "same for 75.0 % [" in claim.measured
 
 
-def test_shares_in_the_mouth_are_written_in_per_cent() -> None:
+def test_share_of_the_mouth_is_shown_in_percent() -> None:
     regions = tuple(Region(name, 0.37, near(1.5)) for name in REGION_NAMES)
     claim = claim_of(faces.whole_face(audit_with(regions=regions)))
     assert claim.measured.startswith("37 % of the change lies in the region of the mouth")
@@ -150,7 +148,7 @@ def four_models(generator) -> Context:
     return context
 
 
-def test_labels_are_counted_where_they_are_given(four_models) -> None:
+def test_labels_are_counted_in_the_test_faces(four_models) -> None:
     claim = claim_of(faces.balanced_labels(four_models))
     counts = [round(40 * claim.numbers[name].mean) for name in faces.MODELS]
     assert counts == [8, 16, 24, 32]
@@ -159,7 +157,7 @@ def test_labels_are_counted_where_they_are_given(four_models) -> None:
     assert claim.verdict == "partly"
 
 
-def test_confidence_that_is_asked_for_is_read_from_the_stored_face(four_models) -> None:
+def test_requested_confidence_is_read_from_the_stored_face(four_models) -> None:
     model, images = four_models.model("celeba-smile"), random_images(40, 3, 2, 7).images
     n, q = 12, 1 - model.predict(images).argmax(1)
     given = audit_with(images=images, flips=SimpleNamespace(q=q))
@@ -177,7 +175,7 @@ def test_confidence_that_is_asked_for_is_read_from_the_stored_face(four_models) 
 
 
 @pytest.mark.slow
-def test_claims_of_faces_are_of_the_audits_of_their_models(four_models) -> None:
+def test_face_claims_use_the_audits_of_their_models(four_models) -> None:
     measured = faces.measure(four_models, Sizes(faces=10, face_maps=4))
     claims = {each.name: claim_of(each) for each in measured}
     made = {}
@@ -224,7 +222,9 @@ def not_seen(context: Context, n: int, ours: float):
     return claim_of(faces.others_miss_it(lipstick, training, models, n, 0))
 
 
-def test_established_maps_are_compared_like_ours(four_models, generator, monkeypatch) -> None:
+def test_maps_of_an_established_method_are_compared_alike(
+    four_models, generator, monkeypatch
+) -> None:
     """|cos| and ranks of two models' maps of a face, and of another face's."""
     a = torch.randn((8, 3, 8, 8), generator=generator)
     b = a + 2 * torch.randn(a.shape, generator=generator)
@@ -255,7 +255,7 @@ def test_established_maps_are_compared_like_ours(four_models, generator, monkeyp
     ("same", "ours", "verdict"),
     [(False, 0.8, "supported"), (True, 0.8, "refuted"), (False, 0.02, "partly")],
 )
-def test_who_sees_it_too_refutes_that_others_do_not(
+def test_similar_established_maps_refute_the_claim(
     four_models, generator, monkeypatch, same, ours, verdict
 ) -> None:
     a, b = torch.randn((2, 10, 3, 8, 8), generator=generator)

@@ -15,6 +15,7 @@ from ecinn.progress import Progress
 from ecinn.studies.judges import load_judges, scaled
 from ecinn.studies.paper import claims_heatmaps as maps
 from ecinn.studies.paper.claim import claim_of
+from ecinn.studies.paper.measuring import ExplainedImages
 from helpers.builders import random_images, small_model
 
 
@@ -34,20 +35,20 @@ def smooth_and_rough(generator) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_smooth_maps_are_less_noisy_than_noise_and_not_the_other_way(smooth_and_rough) -> None:
+def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})
     bad = noise_of({m: rough if m == "ecinn" else smooth for m in METHODS})
     assert claim_of(maps.less_noisy(good)).verdict == "supported"
     assert claim_of(maps.less_noisy(bad)).verdict == "refuted"
     assert claim_of(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
-    told = claim_of(maps.less_noisy_with_relu(good, bad))
+    claim = claim_of(maps.less_noisy_with_relu(good, bad))
     both = (float(noise["deep_lift"]["total variation"].mean()) for noise in (good, bad))
-    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in told.table
+    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in claim.table
     assert claim_of(maps.less_noisy_with_relu(bad, good)).verdict == "refuted"
 
 
-def test_relu_is_the_cause_only_if_taking_it_away_makes_the_noise(smooth_and_rough) -> None:
+def test_relu_is_the_cause_only_if_replacing_it_adds_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     quiet, loud = (noise_of(dict.fromkeys(METHODS, each)) for each in (smooth, rough))
     between = {
@@ -65,7 +66,7 @@ def test_relu_is_the_cause_only_if_taking_it_away_makes_the_noise(smooth_and_rou
     assert claim.verdict == "partly"
 
 
-def test_seeds_that_disagree_about_relu_leave_it_open(smooth_and_rough) -> None:
+def test_disagreeing_seeds_support_the_relu_claim_only_partly(smooth_and_rough) -> None:
     """Two of three networks go all the way: the mean is most of it, the interval is not."""
     quiet, loud = (noise_of(dict.fromkeys(METHODS, each)) for each in smooth_and_rough)
     twins = {
@@ -81,7 +82,7 @@ def test_seeds_that_disagree_about_relu_leave_it_open(smooth_and_rough) -> None:
     assert "75 %" in claim.measured  # of three, all lie on one side of the median with 2/8
 
 
-def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatch) -> None:
+def test_twins_differ_only_in_activation_and_are_tested(monkeypatch) -> None:
     trained, train = [], maps.train_twin
     monkeypatch.setattr(
         maps, "train_twin", lambda *a: trained.append((a, train(*a))) or trained[-1][1]
@@ -89,9 +90,7 @@ def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatc
     training, test = random_images(80, 1, 3, 1), random_images(50, 1, 3, 2)
     x = to_pixels(test.images[:4])
     p = test.labels[:4]
-    digits = maps.ExplainedDigits(
-        small_model(), x, p, (p + 1) % 3, to_pixels(training.images[:30])
-    )
+    digits = ExplainedImages(small_model(), x, p, (p + 1) % 3, to_pixels(training.images[:30]))
     seen: list[Progress] = []
     twins = maps.relu_twins(
         digits,
@@ -115,7 +114,7 @@ def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatc
             assert error == pytest.approx(float(wrong.double().mean()))
             kinds = {type(module) for module in network.modules()} & set(expected.values())
             assert kinds == {expected[name]}
-            made = digits.maps(network, "gradient_shap").maps
+            made = digits.maps(network, ["gradient_shap"])["gradient_shap"].maps
             assert torch.equal(
                 noise["gradient_shap"]["total variation"],
                 noise_of({"gradient_shap": made})["gradient_shap"]["total variation"],
@@ -127,23 +126,23 @@ def test_twins_differ_in_their_activation_and_are_read_on_test_images(monkeypatc
 def test_shap_methods_compare_with_twenty_training_images(monkeypatch) -> None:
     asked = {}
 
-    def made(network, x, p, q, method, *, baseline, baselines) -> Heatmaps:
+    def made(network, x, p, q, method, *, baseline, baselines, batch_size) -> Heatmaps:
         asked.update(baseline=baseline, baselines=baselines)
         return Heatmaps(method, torch.zeros_like(x), None, 2)
 
-    monkeypatch.setattr(maps, "heatmaps", made)
+    monkeypatch.setattr("ecinn.attribution.heatmaps.heatmaps", made)
     training = to_pixels(random_images(30, 1, 3, 1).images)
-    explained = maps.ExplainedDigits(
+    explained = ExplainedImages(
         small_model(), training[:2], torch.tensor([0, 1]), torch.tensor([1, 2]), training
     )
-    explained.maps(explained.inn, "deep_lift")
+    explained.maps(explained.inn, ["deep_lift"])
     assert torch.equal(asked["baselines"], training[:20])
     torch.testing.assert_close(asked["baseline"], training.sum(0) / 30)
 
 
 def test_the_judge_reads_pixels_as_it_reads_8_bit_images() -> None:
     images = load_mnist("test").images[:9]
-    network = load_judges("mnist").networks.convolutional
+    network = load_judges("mnist").convolutional
     on_pixels = maps.OnPixels(network)(to_pixels(images))
     torch.testing.assert_close(on_pixels, network(scaled(images)), atol=1e-4, rtol=1e-4)
 
@@ -160,8 +159,8 @@ def test_evidence_is_more_faithful_than_noise(mnist, small_classifier, generator
     model = Model(small)
     x = torch.rand((40, 1, 8, 8), generator=generator)
     p = model.predict(x).argmax(1)
-    explained = maps.ExplainedDigits(model, x, p, (p + 1) % 3, x.roll(1, 0))
-    signed = explained.maps(explained.inn, "integrated_gradients").maps
+    explained = ExplainedImages(model, x, p, (p + 1) % 3, x.roll(1, 0))
+    signed = explained.maps(explained.inn)["integrated_gradients"].maps
     noise = torch.randn(signed.shape, generator=generator)
 
     def made(own: Tensor, other: Tensor) -> dict[str, Heatmaps]:

@@ -27,7 +27,7 @@ def judges():
     return load_judges("mnist")
 
 
-def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
+def test_a_moved_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
     cue = FAKE_MNIST_CUE
     assert claim_of(planted.few_class_pixels(cue)).verdict == "supported"
     assert claim_of(planted.only_dots_change(dots, cue, judges, 0)).verdict in (
@@ -51,7 +51,7 @@ def test_a_perfect_move_of_the_dot_is_supported_and_another_digit_refuted(dots, 
     assert same.verdict == "refuted"
 
 
-def test_share_of_the_change_in_the_dots_by_hand(dots, judges) -> None:
+def test_share_of_the_change_in_the_dots(dots, judges) -> None:
     claim = claim_of(planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0))
     change = dots.change[:, 0].double().numpy()
     shares, absolute, outside, most = [], [], [], 0.0
@@ -100,7 +100,7 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
 @pytest.mark.parametrize(
     ("of_q", "verdict"), [(0.94, "refuted"), (0.96, "supported"), (0.0, "refuted")]
 )
-def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
+def test_certainty_of_q_needs_a_high_posterior(dots, of_q, verdict) -> None:
     (part,) = dots.parts
     posterior = torch.full((N, 1, 10), (1 - of_q) / 9)
     posterior[torch.arange(N), 0, dots.q] = of_q
@@ -109,7 +109,7 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     # Nine times as many, so that intervals are narrow enough.
     fields = {name: getattr(dots, name) for name in ("index", "images", "p", "q", "real")}
     many = {name: torch.cat([values] * 9) for name, values in fields.items()}
-    claim = claim_of(planted.reaches_target(Sample(dots.model, **many, parts=(part,) * 9)))
+    claim = claim_of(planted.reaches_target(Sample(**many, model=dots.model, parts=(part,) * 9)))
     assert claim.verdict == verdict
     assert claim.numbers["certain"].mean == (of_q > 0.95)
     smoothing = dots.model.checkpoint.recipe.label_smoothing
@@ -121,7 +121,7 @@ def test_reading_q_is_not_being_certain_of_it(dots, of_q, verdict) -> None:
     ("surest", "verdict"),
     [(0.1, "supported"), (0.15, "supported"), (0.4, "partly"), (0.9, "refuted")],
 )
-def test_without_a_dot_no_class_may_be_likelier(dots, monkeypatch, surest, verdict) -> None:
+def test_posterior_without_a_dot_must_be_uniform(dots, monkeypatch, surest, verdict) -> None:
     posterior = torch.full((N, 10), (1 - surest) / 9)
     posterior[:, 3] = surest
     monkeypatch.setattr(dots.model, "predict", lambda images: posterior[: len(images)])

@@ -85,7 +85,7 @@ def parts(pattern: Tensor) -> dict[int, Left]:
     return averages.independent_parts(model, pairs, training, CUE, judges, 200, 0, LEVEL)
 
 
-def test_features_independent_of_the_class_cancel_as_one_over_n() -> None:
+def test_class_independent_parts_cancel_as_one_over_n() -> None:
     left = parts(torch.zeros(K, 28, 28))
     assert list(left) == [1, 10, 100, N // K]
     for n, each in left.items():
@@ -99,7 +99,7 @@ def test_features_independent_of_the_class_cancel_as_one_over_n() -> None:
         assert each.cancelled is (n >= 100)
 
 
-def test_what_depends_on_the_class_stays_whatever_n() -> None:
+def test_class_dependent_parts_remain_for_every_n() -> None:
     generator = torch.Generator().manual_seed(4)
     pattern = 6 * torch.randn((K, 28, 28), generator=generator)
     left = parts(pattern)
@@ -113,7 +113,7 @@ def test_what_depends_on_the_class_stays_whatever_n() -> None:
 
 
 @pytest.mark.parametrize("taken", [1.0, 0.5, 0.0, -1.0])
-def test_how_much_of_a_difference_between_classes_is_taken_along(taken) -> None:
+def test_share_of_a_class_difference_that_delta_carries_over(taken) -> None:
     generator = torch.Generator().manual_seed(4)
     size = 2 * torch.randn(K, generator=generator)
     model, training, pairs = rotated(size[:, None, None].expand(K, 28, 28))
@@ -129,7 +129,7 @@ def test_how_much_of_a_difference_between_classes_is_taken_along(taken) -> None:
     assert found.apart == pytest.approx(apart, rel=0.1)
 
 
-def test_nothing_is_left_in_moved_dots_and_everything_in_other_digits(generator) -> None:
+def test_moved_dots_leave_nothing_and_other_digits_everything(generator) -> None:
     judges, cue = load_judges("mnist"), FAKE_MNIST_CUE
     p, q = torch.arange(40) % K, (torch.arange(40) + 3) % K
     pairs = Pairs(torch.arange(40), cue.paint(load_mnist("test").images[:40], p), p, q)
@@ -150,7 +150,7 @@ def test_nothing_is_left_in_moved_dots_and_everything_in_other_digits(generator)
     assert other.same_digit.mean == again / 40
 
 
-def test_differences_of_means_lead_from_p_to_q_and_are_drawn_anew(generator) -> None:
+def test_mean_differences_point_from_p_to_q_and_are_redrawn(generator) -> None:
     values = torch.arange(5.0)[:, None] + 100 * torch.arange(3.0)[:, None, None]  # class, image
     p, q = torch.tensor([0, 2, 1] * 20), torch.tensor([1, 0, 2] * 20)
     every = averages.mean_differences(values, p, q, 5, generator)
@@ -173,7 +173,7 @@ def test_images_of_every_class_are_drawn_once(generator) -> None:
         averages.draw_classes(data, 11, generator)
 
 
-def test_a_share_is_of_sums_and_its_interval_that_of_the_delta_method(generator, uniform) -> None:
+def test_ratio_of_sums_has_the_interval_of_the_delta_method(generator, uniform) -> None:
     whole = uniform(400) + 0.5
     part = 0.3 * whole + 0.1 * uniform(400)
     found = ratio_of_sums(part, whole, generator)
@@ -201,7 +201,7 @@ def measured(high: float) -> Interval:
         (0.021, 0.51, "refuted"),
     ],
 )
-def test_the_verdict_follows_from_the_limits(left, stayed, verdict) -> None:
+def test_the_verdict_follows_from_the_thresholds(left, stayed, verdict) -> None:
     names = ("pixels", *averages.FEATURES)
     digit, says_q = proportion(torch.arange(4) < 3), proportion(torch.ones(99, dtype=torch.bool))
     parts = {

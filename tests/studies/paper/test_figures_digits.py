@@ -34,8 +34,8 @@ def captions(figure) -> list[str]:
 
 
 @pytest.mark.slow
-def test_draws_are_random_right_and_the_same_again(context) -> None:
-    model, data = digits.mnist(context)
+def test_draws_are_random_correct_and_repeatable(context) -> None:
+    model, data = context.tested("mnist")
     among = data.labels == 8
     first = draw(model, data, among, 70, torch.Generator().manual_seed(5))
     again = draw(model, data, among, 70, torch.Generator().manual_seed(5))
@@ -49,8 +49,8 @@ def test_draws_are_random_right_and_the_same_again(context) -> None:
     assert first.max() > 5000
 
 
-def test_too_few_images_are_refused(context) -> None:
-    model, data = digits.mnist(context)
+def test_too_few_images_are_an_error(context) -> None:
+    model, data = context.tested("mnist")
     mislabelled = Dataset(data.images[:3], (data.labels[:3] + 1) % 10, data.class_names)
     with pytest.raises(InputError, match="only 0 of 3"):
         draw(model, mislabelled, torch.ones(3, dtype=torch.bool), 1, torch.Generator())
@@ -96,13 +96,13 @@ def test_figure_4_moves_the_dot_and_keeps_the_digit(context) -> None:
         (7, ["4"] * 9, ["9"] * 9),
     ],
 )
-def test_figures_of_digits(context, number, p, q) -> None:
+def test_figures_5_to_7_show_counterfactuals(context, number, p, q) -> None:
     name = f"figure-{number}"
     made = getattr(digits, f"figure_{number}")(context)
     rows, figure = made.data[name], made.figures[name]
     assert [row["p"] for row in rows] == p
     assert [row["q"] for row in rows] == q
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     images = shown_images(figure)
     assert len(images) == 36
     words = captions(figure)
@@ -141,9 +141,9 @@ def test_nine_random_fours_go_from_thin_to_bold(context) -> None:
     assert len({row["test_image"] for row in rows}) == 9
 
 
-def test_another_class_that_wins_is_in_the_colour_of_warnings(context) -> None:
+def test_a_third_class_is_shown_in_the_warning_colour(context) -> None:
     """Found among many, because it is rare: at a tipping point neither p nor q wins."""
-    model, data = digits.mnist(context)
+    model, data = context.tested("mnist")
     explanation = model.explain(data.images[:12])
     (image, target) = (explanation.third_class >= 0).nonzero()[0].tolist()
     shown = every_target(explanation, tuple(range(12)), image)
@@ -155,8 +155,8 @@ def test_another_class_that_wins_is_in_the_colour_of_warnings(context) -> None:
     assert shown.numbers()[target]["third_class"] == str(third)
 
 
-def test_the_largest_gap_is_that_of_the_tipping_points_as_computed(context) -> None:
-    model, data = digits.mnist(context)
+def test_the_largest_gap_is_measured_in_latent_space(context) -> None:
+    model, data = context.tested("mnist")
     explanation = model.explain(data.images[:1])
     shown = every_target(explanation, (0,))
     posterior = model.classifier.log_posterior(explanation.tipping_point[0]).exp()
@@ -193,7 +193,7 @@ def small() -> tuple[Model, Explanation]:
     return model, model.explain(images)
 
 
-def test_numbers_of_a_figure_are_those_of_its_images(small) -> None:
+def test_numbers_describe_the_shown_images(small) -> None:
     model, e = small
     pairs = ((0, 0), (0, 1), (3, 1), (6, 0))
     shown = Shown(e, pairs, tuple(range(100, 108)))
@@ -219,7 +219,7 @@ def test_numbers_of_a_figure_are_those_of_its_images(small) -> None:
     assert shown.reached() == reached
 
 
-def test_the_largest_gap_is_of_the_pair_that_ties_least(small) -> None:
+def test_the_largest_gap_belongs_to_the_worst_pair(small) -> None:
     _, e = small
     known = e.tipping_certificate
     random = torch.rand(known.posterior.shape, generator=torch.Generator().manual_seed(0))
@@ -233,7 +233,7 @@ def test_the_largest_gap_is_of_the_pair_that_ties_least(small) -> None:
     assert max(gaps) > min(gaps) + 0.1
 
 
-def test_captions_show_the_prediction_of_stored_images(small) -> None:
+def test_captions_are_posteriors_of_stored_images(small) -> None:
     """A third class that wins at the tipping point is named, and what is not q is a warning."""
     model, e = small
     certificate = e.convincing_certificate

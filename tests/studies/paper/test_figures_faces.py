@@ -51,7 +51,7 @@ def shown(figure) -> list[np.ndarray]:
     return [np.asarray(image.get_array()) for image in figure.axes[0].images]
 
 
-def test_five_faces_go_each_way(context: Context) -> None:
+def test_figure_8_has_five_faces_in_each_direction(context: Context) -> None:
     made = faces.figure_8(context)
     rows = made.data["figure-8"]
     assert [row["p"] for row in rows] == 5 * ["a"] + 5 * ["b"]
@@ -63,7 +63,7 @@ def test_five_faces_go_each_way(context: Context) -> None:
     assert [words.count(f"→ {name}") for name in ("smile", "¬smile")] == [5, 5]
 
 
-def test_maps_are_those_of_the_named_methods(context: Context) -> None:
+def test_maps_belong_to_the_named_methods(context: Context) -> None:
     made = faces.figure_9(context)
     assert list(made.figures) == ["figure-9a"]
     assert "--inception" in made.captions["figure-9a"]
@@ -76,7 +76,7 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
     assert place == int(first.places[0])
     x = model.pixels(data.images[place])
     p = model.predict(data.images[place]).argmax(1)
-    inn, sample = ExplainedINN(model.classifier, model.mu_bar), first.sample
+    inn, sample = ExplainedINN(model.classifier, model.mu_bar), first.explained.training
     # Two hundred different training faces, in random order.
     training = model.pixels(context.data("", "train").images)
     same = (sample[:, None] == training).flatten(2).all(2)
@@ -94,7 +94,7 @@ def test_maps_are_those_of_the_named_methods(context: Context) -> None:
         assert np.abs(drawn - array).max() <= 2
 
 
-def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatch) -> None:
+def test_inception_explains_the_same_faces(context, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(faces.Faces, "_inception", other_network)
     made = faces.figure_9(with_inception(context, tmp_path))
     inn, cnn = (shown(made.figures[f"figure-9{part}"]) for part in "ab")
@@ -104,25 +104,25 @@ def test_the_other_network_explains_the_same_faces(context, tmp_path, monkeypatc
         assert not np.array_equal(cnn[5 * row + 1], inn[7 * row + 3])
 
 
-def test_a_missing_network_is_reported_with_its_command(context, tmp_path) -> None:
+def test_a_missing_network_names_its_command(context, tmp_path) -> None:
     with pytest.raises(InputError, match="ecinn inception celeba/Smiling --out"):
         faces.figure_9(with_inception(context, tmp_path))
 
 
-def test_the_network_is_read_for_the_models_classes(context, tmp_path, monkeypatch) -> None:
+def test_inception_is_loaded_with_the_models_classes(context, tmp_path, monkeypatch) -> None:
     asked = []
 
     def read(path, device, class_names=None) -> SimpleNamespace:
         asked.append((path, class_names))
         return SimpleNamespace(classifier=other_network())
 
-    monkeypatch.setattr(faces, "load_inception", read)
+    monkeypatch.setattr("ecinn.studies.benchmark.faces.load_inception", read)
     (tmp_path / "Smiling.safetensors").touch()
     faces.figure_9(with_inception(context, tmp_path))
     assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]
 
 
-def test_the_supplement_has_as_many_faces_each_way_of_every_label(context, monkeypatch) -> None:
+def test_the_supplement_has_equally_many_faces_in_both_directions(context, monkeypatch) -> None:
     monkeypatch.setattr(supplement, "FACES", 8)
     made = supplement.figure_8(context)
     numbers, pages = made.data["supplement-8"], made.books["supplement-8"]

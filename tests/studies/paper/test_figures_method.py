@@ -1,6 +1,7 @@
 """The projection of Figure 2, checked in latent space by other routes than its own."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,10 +13,9 @@ from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.figures_method import (
     Geometry,
-    Plane,
     figure_2,
     geometry,
-    plane_of,
+    plane_basis,
     projected,
 )
 
@@ -33,18 +33,16 @@ def scene(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def found(scene) -> Geometry:
+def projection(scene) -> Geometry:
     return geometry(scene["mu"], scene["mu_bar"], scene["latents"], scene["z"])
 
 
 @pytest.fixture
-def plane(scene) -> Plane:
-    return plane_of(*scene["mu"], scene["mu_bar"][1] - scene["mu_bar"][0])
-
-
-def lift(plane: Plane, points: torch.Tensor) -> torch.Tensor:
-    """Return the points of latent space with these coordinates in the plane."""
-    return plane.origin + points @ torch.stack([plane.along, plane.across])
+def lift(scene) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the points of latent space with given coordinates in the plane."""
+    p, q = scene["mu"]
+    basis = plane_basis(q - p, scene["mu_bar"][1] - scene["mu_bar"][0])
+    return lambda points: (p + q) / 2 + points @ basis
 
 
 def posterior(z: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
@@ -54,73 +52,84 @@ def posterior(z: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
     return likelihood.softmax(-1)
 
 
-def test_points_are_the_nearest_of_the_plane(scene, plane, found) -> None:
+def test_points_are_the_nearest_of_the_plane(scene, lift, projection) -> None:
     """Least squares over the vectors that span it, not over its axes."""
     spanning = torch.stack(
         [scene["mu_bar"][1] - scene["mu_bar"][0], scene["mu"][1] - scene["mu"][0]], 1
     )
-    for latents, points in zip(scene["latents"], found.points, strict=True):
+    for latents, points in zip(scene["latents"], projection.points, strict=True):
         offset = (latents - scene["mu"].mean(0)).numpy()
         weights = np.linalg.lstsq(spanning.numpy(), offset.T, rcond=None)[0]
         nearest = scene["mu"].mean(0) + torch.from_numpy((spanning.numpy() @ weights).T)
-        torch.testing.assert_close(lift(plane, points), nearest)
+        torch.testing.assert_close(lift(points), nearest)
         # Distances in the picture are distances between the projections.
         torch.testing.assert_close(torch.pdist(points), torch.pdist(nearest))
 
 
-def test_the_drawn_boundary_is_where_both_classes_are_equally_likely(scene, plane, found) -> None:
-    along = torch.stack([-found.normal[1], found.normal[0]])
+def test_the_drawn_boundary_is_where_both_classes_are_equally_likely(
+    scene, lift, projection
+) -> None:
+    along = torch.stack([-projection.boundary_normal[1], projection.boundary_normal[0]])
     for step in (-3.0, 0.0, 0.7, 5.0):
-        tie = posterior(lift(plane, step * along), scene["mu"])
+        tie = posterior(lift(step * along), scene["mu"])
         torch.testing.assert_close(tie, torch.full((2,), 0.5).double())
-    beside = posterior(lift(plane, 0.1 * found.normal), scene["mu"])
+    beside = posterior(lift(0.1 * projection.boundary_normal), scene["mu"])
     assert beside[1] > beside[0]
 
 
-def test_every_latent_lies_on_its_true_side_of_the_line(scene, found) -> None:
+def test_every_latent_lies_on_its_true_side_of_the_line(scene, projection) -> None:
     """Not only those of the plane: what projecting leaves out does not matter to the classes."""
-    for latents, points in zip(scene["latents"], found.points, strict=True):
+    for latents, points in zip(scene["latents"], projection.points, strict=True):
         towards_q = posterior(latents, scene["mu"])[:, 1] > 0.5
-        assert torch.equal(points @ found.normal > 0, towards_q)
+        assert torch.equal(points @ projection.boundary_normal > 0, towards_q)
     share = posterior(scene["latents"][0], scene["mu"])[:, 0] > 0.5
-    assert found.right_side(0) == pytest.approx(share.double().mean())
+    assert projection.right_side(0) == pytest.approx(share.double().mean())
     share = posterior(scene["latents"][1], scene["mu"])[:, 1] > 0.5
-    assert found.right_side(1) == pytest.approx(share.double().mean())
+    assert projection.right_side(1) == pytest.approx(share.double().mean())
 
 
-def test_the_tipping_point_lies_on_the_boundary_and_on_the_line_through_z(scene, found) -> None:
-    assert float(found.tipping @ found.normal) == pytest.approx(0, abs=1e-9)
+def test_the_tipping_point_lies_on_the_boundary_and_on_the_line_through_z(
+    scene, projection
+) -> None:
+    assert float(projection.tipping_point @ projection.boundary_normal) == pytest.approx(
+        0, abs=1e-9
+    )
     delta = scene["mu_bar"][1] - scene["mu_bar"][0]
     torch.testing.assert_close(
-        posterior(scene["z"] + found.alpha_0 * delta, scene["mu"]), torch.full((2,), 0.5).double()
+        posterior(scene["z"] + projection.alpha_0 * delta, scene["mu"]),
+        torch.full((2,), 0.5).double(),
     )
     # The line is level, and α counts lengths of Δ along it.
-    for point, alpha in ((found.tipping, found.alpha_0), (found.convincing, found.alpha_1)):
-        assert float(point[1]) == pytest.approx(float(found.z[1]))
-        assert float(point[0] - found.z[0]) == pytest.approx(alpha * float(delta.norm()))
-    assert found.alpha_1 == pytest.approx(0.8 + found.alpha_0 / 2)
+    for point, alpha in (
+        (projection.tipping_point, projection.alpha_0),
+        (projection.convincing, projection.alpha_1),
+    ):
+        assert float(point[1]) == pytest.approx(float(projection.z[1]))
+        assert float(point[0] - projection.z[0]) == pytest.approx(alpha * float(delta.norm()))
+    assert projection.alpha_1 == pytest.approx(0.8 + projection.alpha_0 / 2)
 
 
-def test_all_four_means_are_where_they_are(scene, plane, found) -> None:
-    torch.testing.assert_close(lift(plane, found.model_means), scene["mu"])
-    start, end = found.measured_means
+def test_means_are_projected_orthogonally(scene, lift, projection) -> None:
+    torch.testing.assert_close(lift(projection.model_means), scene["mu"])
+    start, end = projection.measured_means
     delta = scene["mu_bar"][1] - scene["mu_bar"][0]
-    torch.testing.assert_close(lift(plane, end) - lift(plane, start), delta)
+    torch.testing.assert_close(lift(end) - lift(start), delta)
     # What is missing of a measured mean is orthogonal to the plane.
-    rest = scene["mu_bar"] - lift(plane, found.measured_means)
-    torch.testing.assert_close(rest @ torch.stack([plane.along, plane.across]).T, 0 * rest[:, :2])
+    rest = scene["mu_bar"] - lift(projection.measured_means)
+    for spanning in (delta, scene["mu"][1] - scene["mu"][0]):
+        torch.testing.assert_close(rest @ spanning, 0 * rest[:, 0])
 
 
-def test_of_real_digits(mnist) -> None:
+def test_projection_of_real_digits(mnist) -> None:
     from ecinn.data.mnist import load_mnist
 
     data = load_mnist("test")
-    found, figure, place = projected(mnist, data, 4, 9, torch.Generator().manual_seed(1))
+    projection, figure, place = projected(mnist, data, 4, 9, torch.Generator().manual_seed(1))
     assert int(data.labels[place]) == 4
-    assert found.right_side(0) > 0.97
-    assert found.right_side(1) > 0.97
+    assert projection.right_side(0) > 0.97
+    assert projection.right_side(1) > 0.97
     explanation = mnist.explain(data.images[place], 9, check=False)
-    assert found.alpha_0 == pytest.approx(float(explanation.alpha_0), abs=1e-3)
+    assert projection.alpha_0 == pytest.approx(float(explanation.alpha_0), abs=1e-3)
     stored = (explanation.stored_tipping_point, explanation.stored_convincing)
     images = (data.images[place], *(each[0, 0] for each in stored))
     for drawn, image in zip(figure.axes[0].images, images, strict=True):
@@ -137,8 +146,8 @@ def test_of_real_digits(mnist) -> None:
     )
     # The line and the tipping point on it; z and the level line through it.
     assert len(blue) == len(orange) == 3
-    assert np.allclose(blue @ found.normal.numpy(), 0, atol=1e-6)
-    assert np.allclose(orange[:, 1], float(found.z[1]))
+    assert np.allclose(blue @ projection.boundary_normal.numpy(), 0, atol=1e-6)
+    assert np.allclose(orange[:, 1], float(projection.z[1]))
     words = {text.get_text() for axes in figure.axes for text in axes.texts}
     named = {"$z$", r"$\alpha_0$", r"$\alpha_1$", r"$\mu_p$", r"$\mu_q$", r"$\Delta$"}
     assert named | {r"$\bar{\mu}_p$", r"$\bar{\mu}_q$", "decision boundary"} <= words
@@ -150,13 +159,13 @@ def test_of_real_digits(mnist) -> None:
     )
 
 
-def test_the_caption_explains_the_numbers(found, generator, monkeypatch) -> None:
+def test_the_caption_agrees_with_the_numbers(projection, generator, monkeypatch) -> None:
     """Of points on both sides of the line, of either class another share."""
     points = torch.randn((2, 40, 2), generator=generator, dtype=torch.float64)
-    points[1] += found.normal / found.normal.norm()
-    found = dataclasses.replace(found, points=tuple(points))
+    points[1] += projection.boundary_normal / projection.boundary_normal.norm()
+    projection = dataclasses.replace(projection, points=tuple(points))
     monkeypatch.setattr(
-        "ecinn.studies.paper.figures_method.projected", lambda *_: (found, Figure(), 17)
+        "ecinn.studies.paper.figures_method.projected", lambda *_: (projection, Figure(), 17)
     )
     made = figure_2(Context())
     numbers, words = made.data["figure-2"], made.captions["figure-2"]

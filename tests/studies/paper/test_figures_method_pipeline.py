@@ -28,7 +28,7 @@ def test_a_latent_becomes_a_rectangle_of_all_its_values(generator) -> None:
 
 
 @pytest.mark.parametrize("image", [0, 1])
-def test_the_pipeline_shows_x_its_latents_and_what_comes_of_them(
+def test_the_pipeline_shows_input_latents_and_counterfactual(
     small_classifier, generator, image
 ) -> None:
     x = torch.rand((2, 1, 8, 8), generator=generator, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_the_pipeline_shows_x_its_latents_and_what_comes_of_them(
     assert {"$x$", "$z$", "$f$", "$f^{-1}$", r"$\alpha_1\Delta$", r"$\hat{x}$", "$h$"} <= words
 
 
-def test_it_needs_faces(tmp_path) -> None:
+def test_figure_1_needs_faces(tmp_path) -> None:
     figure = next(artefact for artefact in ARTEFACTS if artefact.name == "figure-1")
     assert figure.needs == {"faces"}
     with pytest.raises(InputError):

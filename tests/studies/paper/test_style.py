@@ -42,7 +42,7 @@ def pdf_images(data: bytes) -> list[np.ndarray]:
     return found
 
 
-def test_a_pdf_holds_images_pixel_by_pixel_and_words_as_words() -> None:
+def test_a_pdf_embeds_images_exactly_and_text_as_text() -> None:
     figure, axes = style.page(2.0, 1.0)
     first, second = random_array(20, 30), random_array(28, 28, 1)
     style.place(axes, first, 0.1, 0.1, 5)
@@ -96,13 +96,13 @@ def test_a_book_has_a_page_for_every_figure() -> None:
     assert len(re.findall(rb"/Type /Page\b", style.pdf_bytes(pages))) == 3
 
 
-def test_settings_come_back() -> None:
+def test_settings_are_restored() -> None:
     before = dict(mpl.rcParams)
     style.png_bytes(style.draw_grid(style.Grid(((style.Panel(random_array(4, 4), "x"),),))))
     assert dict(mpl.rcParams) == before
 
 
-def test_letters_are_legible_where_the_page_is_printed() -> None:
+def test_printed_letters_are_legible() -> None:
     panels = tuple(style.Panel(random_array(28, 28), "3: .43\n8: .44") for _ in range(9))
     nine = style.Grid(
         (panels,) * 4, ("input", r"$\alpha_0$", r"$\alpha_1$", "$h$"), ("3 → 8",) * 9
@@ -131,7 +131,7 @@ def test_ten_faces_fit_on_a_page() -> None:
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes[10:]))
 
 
-def test_captions_that_warn_have_another_colour() -> None:
+def test_warning_captions_have_another_colour() -> None:
     array = random_array(8, 8)
     panels = style.Panel(array, "as asked"), style.Panel(array, "not so", warning=True)
     (axes,) = style.draw_grid(style.Grid((panels,))).axes

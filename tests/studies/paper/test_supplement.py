@@ -18,12 +18,12 @@ def context() -> Context:
     return Context(seed=0)
 
 
-def test_there_is_one_of_every_figure_of_samples() -> None:
+def test_every_figure_of_samples_has_a_supplement() -> None:
     names = [artefact.name for artefact in ARTEFACTS]
     assert names[-10:] == [f"supplement-{figure}" for figure in range(1, 11)]
 
 
-def test_of_figure_3_shows_two_hundred_others(context) -> None:
+def test_supplement_3_shows_two_hundred_further_samples(context) -> None:
     made = supplement.figure_3(context)
     pages = made.books["supplement-3"]
     assert len(re.findall(rb"/Type /Page\b", style.pdf_bytes(pages))) == len(pages) == 2
@@ -37,7 +37,7 @@ def test_of_figure_3_shows_two_hundred_others(context) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
-def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
+def test_supplements_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
     monkeypatch.setattr(supplement, "SHEETS", sheets)
     seen: list[Progress] = []
     watched = Context(observe=seen.append)
@@ -63,7 +63,7 @@ def test_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -
         assert len(set(shown)) > 30
 
 
-def test_of_figure_6_two_sheets_go_into_every_digit(context, monkeypatch) -> None:
+def test_supplement_6_has_two_sheets_per_target(context, monkeypatch) -> None:
     targets = []
     monkeypatch.setattr(digits, "all_to_one", lambda m, d, target, draws: targets.append(target))
     monkeypatch.setattr(supplement, "_book", lambda name, title, shown: Made())
@@ -71,7 +71,7 @@ def test_of_figure_6_two_sheets_go_into_every_digit(context, monkeypatch) -> Non
     assert targets == [digit for digit in range(10) for _ in range(2)]
 
 
-def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatch) -> None:
+def test_supplement_2_has_nine_further_pairs_with_numbers(context, monkeypatch) -> None:
     asked, figure = [], Figure()
     found = SimpleNamespace(numbers=lambda: {"points": [[0.0]], "alpha_0": 0.4, "z": [1.0]})
 
@@ -90,8 +90,8 @@ def test_of_figure_2_has_nine_other_pairs_with_their_numbers(context, monkeypatc
 
 
 @pytest.mark.parametrize("seed", [0, 4])
-def test_draws_are_others_than_the_figures(seed) -> None:
+def test_draws_differ_from_those_of_the_figures(seed) -> None:
     given = Context(seed=seed)
     for figure in range(1, 11):
-        own, further = given.generator(figure), supplement.generator_for(given, figure)
+        own, further = given.generator(figure), given.generator(supplement.FURTHER + figure)
         assert own.initial_seed() != further.initial_seed()

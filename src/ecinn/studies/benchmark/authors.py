@@ -8,19 +8,17 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ecinn.data.planted import Cue
-from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval
 from ecinn.model import Model
 from ecinn.pixels import StoredImages
-from ecinn.progress import Observer, Progress, counter, ignore
+from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.authors_files import (
     DATASETS,
     FAILED,
@@ -40,7 +38,7 @@ from ecinn.studies.benchmark.quality import (
     random_of_class,
     real_as_near,
 )
-from ecinn.studies.judges import Judges
+from ecinn.studies.judges import Judges, scaled
 
 OURS = "ours"
 AS_NEAR = "real image of q, as near as ours"
@@ -49,6 +47,15 @@ DIGITS = 6.0
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
 _BATCH = 250
+
+
+METRICS = {
+    "class_changed": "TargetClassValidity",
+    "elastic_net": "ElasticNet",
+    "im1": "IM1",
+    "im2": "IM2",
+}
+"""The authors' names of the figures that can be computed again."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,16 @@ class Row:
     reached: Interval
     """Share classified as q, over all images."""
     elastic_net: Interval
-    im1: Interval | None
-    im2: Interval | None
-    """Not ×100. Like IM1, None without autoencoders."""
     failed: int
     black: int
     """All-black images that the method did not report as failed."""
     as_published: Mapping[str, Score]
     """The figures that can be reproduced, by the authors' names, at full precision."""
+    im1: Interval | None = None
+    im2: Interval | None = None
+    """Not ×100. Like IM1, None without autoencoders."""
+    verdict: Verdict | None = None
+    """Our judges' verdict on the others; None without judges and on fewer than two images."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +95,12 @@ class Comparison:
 
         −inf if the numbers of images differ.
         """
-        here, published = self.here, self.published
-        assert here.half_width is not None
-        assert published.half_width is not None
-        if here.n != published.n:
+        if self.here.n != self.published.n:
             return -math.inf
-        pairs = ((here.mean, published.mean), (here.half_width, published.half_width))
+        pairs = (
+            (getattr(score, name) for score in (self.here, self.published))
+            for name in ("mean", "half_width")
+        )
         difference = max(abs(a - b) / (abs(b) or 1.0) for a, b in pairs)
         return -math.log10(difference) if difference else math.inf
 
@@ -105,15 +114,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A method's scores as the authors define them, and our judges' verdict."""
-
-    row: Row
-    verdict: Verdict | None
-    """Without failed and black images; None if fewer than two are left."""
-
-
-@dataclass(frozen=True)
 class CurvePoint:
     """Our counterfactuals at an asked confidence instead of at α₁."""
 
@@ -123,7 +123,7 @@ class CurvePoint:
     """Share of pairs that can reach the confidence; all other figures are over those."""
     obtained: Interval
     """p(q) of the stored 8-bit image."""
-    scored: Scored
+    row: Row
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class AuthorsResult:
     """Every published figure that can be computed again."""
     published: Mapping[str, Mapping[str, float]]
     """All published means, by metric and method."""
-    theirs: tuple[Scored, ...]
-    ours: Scored
-    references: tuple[Scored, ...]
+    theirs: tuple[Row, ...]
+    ours: Row
+    references: tuple[Row, ...]
     target_is_prediction: int
-    """Pairs where our model already predicts q: skipped, and counted as failures of ours."""
+    """Pairs whose target our model already predicts; skipped, and counted as our failures."""
     other_prediction: int
     """Images that our model and the authors' classify differently."""
     curve: tuple[CurvePoint, ...] = ()
@@ -165,34 +165,25 @@ def score(
     The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
     so this equals k/255 − ½, which is used here: no image's score depends on another image.
     """
-    if len(originals) != len(counterfactuals.images):
-        raise InputError(
-            f"{counterfactuals.method} has {len(counterfactuals.images)} counterfactuals "
-            f"of {len(originals)} originals: give one per original, in the same order"
-        )
     predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
-    failed, black = counterfactuals.failed, counterfactuals.black
-    kept = ~failed & ~black
+    kept = counterfactuals.kept
     images = counterfactuals.images[kept]
     values: dict[str, Tensor] = {
-        "TargetClassValidity": metrics.class_changed(predicted, p),
-        "ElasticNet": metrics.elastic_net(originals[kept], images),
+        "class_changed": metrics.class_changed(predicted, p),
+        "elastic_net": metrics.elastic_net(originals[kept], images),
     }
     if autoencoders is not None:
-        made = autoencoders.reconstruct(images, p[kept], q[kept])
-        values["IM1"] = metrics.im1(made.pixels, made.by_q, made.by_p)
-        values["IM2"] = metrics.im2(made.pixels, made.by_q, made.by_all)
-    intervals = {metric: normal_interval(each) for metric, each in values.items()}
+        pixels, by_q = scaled(images), autoencoders.reconstruct(images, q[kept])
+        values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p[kept]))
+        values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
+    intervals: dict[str, Any] = {name: normal_interval(v) for name, v in values.items()}
     return Row(
         method=counterfactuals.method,
-        class_changed=intervals["TargetClassValidity"],
         reached=normal_interval(metrics.reached(predicted, q)),
-        elastic_net=intervals["ElasticNet"],
-        im1=intervals.get("IM1"),
-        im2=intervals.get("IM2"),
-        failed=int(failed.sum()),
-        black=int((black & ~failed).sum()),
-        as_published={metric: _published_form(each.double()) for metric, each in values.items()},
+        failed=int(counterfactuals.failed.sum()),
+        black=int((~kept & ~counterfactuals.failed).sum()),
+        as_published={METRICS[name]: _published_form(v.double()) for name, v in values.items()},
+        **intervals,
     )
 
 
@@ -215,26 +206,27 @@ def compare(benchmark: AuthorsBenchmark, rows: Sequence[Row]) -> list[Comparison
     ]
 
 
-@dataclass(frozen=True)
-class _Scorer:
-    """Scores counterfactuals with the authors' metrics and our judges."""
+class Scorer:
+    """Scores counterfactuals of a benchmark with the authors' metrics and our judges."""
 
-    originals: StoredImages
-    autoencoders: ClassAutoencoders
-    judges: Judges
-    real_features: Float[Tensor, "real features"]
-    cue: Cue | None
+    def __init__(
+        self, benchmark: AuthorsBenchmark, autoencoders: ClassAutoencoders, judges: Judges
+    ) -> None:
+        self.originals = benchmark.originals.images
+        self.cue = CUES.get(DATASETS[benchmark.name])
+        self._autoencoders = autoencoders
+        self._judges = judges
+        self._features = judges.features(self.originals)
 
-    def __call__(self, made: StoredCounterfactuals, rows: Tensor | None = None) -> Scored:
+    def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Row:
         """Score all counterfactuals, or those of these rows of the originals."""
-        originals = self.originals if rows is None else self.originals[rows]
-        row = score(originals, made, self.autoencoders)
-        kept = ~made.failed & ~made.black
+        originals, kept = self.originals[rows], made.kept
+        row = score(originals, made, self._autoencoders)
         if int(kept.sum()) < 2:
-            return Scored(row, None)
+            return row
         images = (originals[kept], made.images[kept])
-        verdict = judge(self.judges, *images, made.q[kept], self.real_features, self.cue)
-        return Scored(row, verdict)
+        verdict = judge(self._judges, *images, made.q[kept], self._features, self.cue)
+        return dataclasses.replace(row, verdict=verdict)
 
 
 def our_counterfactuals(
@@ -258,9 +250,7 @@ def our_counterfactuals(
 
 def confidence_curve(
     model: Model,
-    benchmark: AuthorsBenchmark,
-    autoencoders: ClassAutoencoders,
-    judges: Judges,
+    scorer: Scorer,
     ours: StoredCounterfactuals,
     *,
     asked: Sequence[float] = ASKED,
@@ -269,44 +259,33 @@ def confidence_curve(
 ) -> tuple[CurvePoint, ...]:
     """Score our counterfactuals of the first images at several asked confidences."""
     usable = (~ours.failed).nonzero()[:, 0][:images]
-    originals, p, q = benchmark.originals.images[usable], ours.p[usable], ours.q[usable]
-    scorer = _scorer(benchmark, autoencoders, judges)
+    originals, p, q = scorer.originals[usable], ours.p[usable], ours.q[usable]
     count = counter(observe, "asked confidences", len(asked) * len(q))
     points = []
-    for number_of_points, confidence in enumerate(asked):
-        stored, obtained = torch.zeros_like(originals), torch.zeros(len(q))
-        reachable, predicted = torch.zeros(len(q), dtype=torch.bool), torch.zeros_like(q)
+    for number, confidence in enumerate(asked):
+        parts = []
         for rows in torch.arange(len(q)).split(_BATCH):
-            answer = model.explain(
-                originals[rows], q[rows, None].to(model.device), confidence=confidence
-            )
-            verdict = answer.convincing_certificate.verdict[:, 0].cpu()
-            stored[rows] = answer.stored_convincing[:, 0].cpu()
-            reachable[rows] = answer.reachable[:, 0].cpu()
-            predicted[rows] = verdict.argmax(1)
-            obtained[rows] = verdict.gather(1, q[rows, None])[:, 0]
-            count(number_of_points * len(q) + int(rows[-1]) + 1)
-        made = StoredCounterfactuals(
-            OURS, stored[reachable], p[reachable], q[reachable], predicted[reachable]
+            targets = q[rows, None].to(model.device)
+            answer = model.explain(originals[rows], targets, confidence=confidence)
+            verdict = answer.convincing_certificate.verdict
+            parts.append((answer.stored_convincing, answer.reachable, verdict))
+            count(number * len(q) + int(rows[-1]) + 1)
+        stored, reachable, verdicts = (
+            torch.cat(part)[:, 0].cpu() for part in zip(*parts, strict=True)
         )
+        obtained = verdicts.gather(1, q[:, None])[:, 0]
+        kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
+        made = StoredCounterfactuals(OURS, *kept)
         points.append(
             CurvePoint(
                 asked=confidence,
                 n=len(q),
                 reachable=normal_interval(reachable),
                 obtained=normal_interval(obtained[reachable]),
-                scored=scorer(made, usable[reachable]),
+                row=scorer(made, usable[reachable]),
             )
         )
     return tuple(points)
-
-
-def _scorer(
-    benchmark: AuthorsBenchmark, autoencoders: ClassAutoencoders, judges: Judges
-) -> _Scorer:
-    features = judges.features(benchmark.originals.images)
-    cue = CUES.get(DATASETS[benchmark.name])
-    return _Scorer(benchmark.originals.images, autoencoders, judges, features, cue)
 
 
 def score_authors(
@@ -324,58 +303,52 @@ def score_authors(
     whole, benchmark = benchmark, benchmark.first(limit)
     n = len(benchmark.originals)
     ours = our_counterfactuals(model, benchmark, observe)
-    scorer = _scorer(benchmark, autoencoders, judges)
+    scorer = Scorer(benchmark, autoencoders, judges)
 
-    def scored(made: StoredCounterfactuals) -> Scored:
-        observe(Progress(f"scoring {made.method}", 0, 1))
-        result = scorer(made)
-        observe(Progress(f"scoring {made.method}", 1, 1))
-        return result
+    def scored(made: StoredCounterfactuals) -> Row:
+        count = counter(observe, f"scoring {made.method}", 1)
+        count(0)
+        row = scorer(made)
+        count(1)
+        return row
 
     theirs = tuple(scored(made) for made in benchmark.counterfactuals.values())
-    references = _references(model, whole, benchmark, ours, scorer.cue, seed, observe)
-    result = AuthorsResult(
+    references = _references(model, whole, scorer, ours, seed, observe)
+    curve = with_curve and confidence_curve(model, scorer, ours, observe=observe)
+    return AuthorsResult(
         name=benchmark.name,
         n=n,
         limited=n < len(whole.originals),
-        control=tuple(compare(benchmark, [method.row for method in theirs])),
-        published=MappingProxyType(
-            {
-                metric: {method: figure.mean for method, figure in figures.items()}
-                for metric, figures in benchmark.published.items()
-            }
-        ),
+        control=tuple(compare(benchmark, theirs)),
+        published={
+            metric: {method: figure.mean for method, figure in figures.items()}
+            for metric, figures in benchmark.published.items()
+        },
         theirs=theirs,
         ours=scored(ours),
         references=tuple(scored(made) for made in references),
         target_is_prediction=int((ours.q == ours.p).sum()),
         other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
+        curve=curve or (),
     )
-    if not with_curve:
-        return result
-    curve = confidence_curve(model, benchmark, autoencoders, judges, ours, observe=observe)
-    return dataclasses.replace(result, curve=curve)
 
 
 def _references(
     model: Model,
     whole: AuthorsBenchmark,
-    benchmark: AuthorsBenchmark,
+    scorer: Scorer,
     ours: StoredCounterfactuals,
-    cue: Cue | None,
     seed: int,
     observe: Observer,
 ) -> list[StoredCounterfactuals]:
     """Make references for the pairs of ours, classified by our model."""
-    originals, q = benchmark.originals.images, ours.q.clamp(min=0)
+    originals, q = scorer.originals, ours.q.clamp(min=0)
     generator = torch.Generator().manual_seed(seed)
     references = {REAL: random_of_class(whole.originals, q, generator)}
-    if cue is None:
-        observe(Progress(AS_NEAR, 0, 1))
+    if scorer.cue is None:
         references[AS_NEAR] = real_as_near(model.recipe.load("train"), originals, ours.images, q)
-        observe(Progress(AS_NEAR, 1, 1))
     else:
-        references[PERFECT] = cue.paint(originals, q)
+        references[PERFECT] = scorer.cue.paint(originals, q)
     made = []
     for name, images in references.items():
         predicted = predicted_classes(model, images, observe, f"classifying {name}")

@@ -4,13 +4,13 @@ Their repository is EvaluatingCounterfactuals; the autoencoders are read without
 """
 
 import importlib
+import io
 import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -22,16 +22,15 @@ from torch import Tensor, nn
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import Images, Labels, StoredImages
+from ecinn.studies.judges import scaled
 
 BenchmarkName = Literal["mnist", "fake_mnist"]
 METHODS = ("GB", "GL", "GEN")
 """Gradients on pixels, gradients in a latent space, and the generative method, ECINN."""
 FAILED = -1
 _CLASSES = 10
-_IMAGE = (28, 28)
-DATASETS: Mapping[BenchmarkName, str] = MappingProxyType(
-    {"mnist": "mnist", "fake_mnist": "fakemnist"}
-)
+_SIDE = 28
+DATASETS: Mapping[BenchmarkName, str] = {"mnist": "mnist", "fake_mnist": "fakemnist"}
 """Our names of the authors' datasets."""
 
 
@@ -54,15 +53,14 @@ class StoredCounterfactuals:
         return self.predicted == FAILED
 
     @property
-    def black(self) -> Bool[Tensor, " batch"]:
-        """True where all pixels are 0: failures, and NaN stored as 8 bits."""
-        return (self.images == 0).flatten(1).all(1)
+    def kept(self) -> Bool[Tensor, " batch"]:
+        """True where neither the method failed nor all pixels are 0, such as NaN in 8 bits."""
+        return ~self.failed & (self.images > 0).flatten(1).any(1)
 
     def first(self, n: int) -> "StoredCounterfactuals":
         """Return the first n counterfactuals."""
-        return StoredCounterfactuals(
-            self.method, self.images[:n], self.p[:n], self.q[:n], self.predicted[:n]
-        )
+        tensors = (self.images, self.p, self.q, self.predicted)
+        return StoredCounterfactuals(self.method, *(tensor[:n] for tensor in tensors))
 
 
 @dataclass(frozen=True)
@@ -91,18 +89,11 @@ class AuthorsBenchmark:
         if n is None or n >= len(self.originals):
             return self
         made = {name: stored.first(n) for name, stored in self.counterfactuals.items()}
-        return replace(
-            self, originals=self.originals.first(n), counterfactuals=MappingProxyType(made)
-        )
+        return replace(self, originals=self.originals.first(n), counterfactuals=made)
 
 
 def load_authors(folder: Path, name: BenchmarkName) -> AuthorsBenchmark:
     """Read the files of one dataset from a copy of the authors' repository."""
-    if not folder.is_dir():
-        raise InputError(
-            f"no folder {folder}: give a copy of EvaluatingCounterfactuals, "
-            "with data/, output/ and ckpts/ in it"
-        )
     originals = _originals(folder / "data" / "Real" / f"{name}.npz")
     counterfactuals = {
         method: _counterfactuals(folder / "data" / method / f"{name}.npz", method, len(originals))
@@ -111,17 +102,14 @@ def load_authors(folder: Path, name: BenchmarkName) -> AuthorsBenchmark:
     return AuthorsBenchmark(
         name=name,
         originals=originals,
-        counterfactuals=MappingProxyType(counterfactuals),
+        counterfactuals=counterfactuals,
         published=_published(folder / "output" / f"{name}_[0]" / "results.json"),
         autoencoders=folder / "ckpts" / DATASETS[name] / "aes",
     )
 
 
 def _originals(path: Path) -> Dataset:
-    arrays = _read_npz(path, ("x", "y"))
-    x, y = arrays["x"], arrays["y"]
-    _expect_array(path, "x", x, np.uint8, (len(x), *_IMAGE, 1))
-    _expect_array(path, "y", y, np.float32, (len(x), _CLASSES))
+    x, y = _read_npz(path, None, x=(np.uint8, _SIDE, _SIDE, 1), y=(np.float32, _CLASSES))
     if not (((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
         raise InputError(f"{path}: the rows of y should be one-hot (one 1, otherwise 0)")
     return Dataset(
@@ -132,171 +120,122 @@ def _originals(path: Path) -> Dataset:
 
 
 def _counterfactuals(path: Path, method: str, n: int) -> StoredCounterfactuals:
-    arrays = _read_npz(path, ("cfs", "orig_pred", "q", "cf_pred"))
-    _expect_array(path, "cfs", arrays["cfs"], np.uint8, (n, *_IMAGE))
-    for key, lowest in (("orig_pred", 0), ("q", FAILED), ("cf_pred", FAILED)):
-        _expect_array(path, key, arrays[key], np.int64, (n,))
-        if n and not lowest <= arrays[key].min() <= arrays[key].max() < _CLASSES:
+    one: tuple[Any, ...] = (np.int64,)
+    images, *classes = _read_npz(
+        path, n, cfs=(np.uint8, _SIDE, _SIDE), orig_pred=one, q=one, cf_pred=one
+    )
+    for key, values, lowest in zip(
+        ("orig_pred", "q", "cf_pred"), classes, (0, FAILED, FAILED), strict=True
+    ):
+        if n and not lowest <= values.min() <= values.max() < _CLASSES:
             raise InputError(
                 f"{path}: {key} should lie in {lowest}…{_CLASSES - 1}, "
-                f"not {arrays[key].min()}…{arrays[key].max()}"
+                f"not {values.min()}…{values.max()}"
             )
-    if ((arrays["q"] == FAILED) & (arrays["cf_pred"] != FAILED)).any():
+    p, q, predicted = (torch.from_numpy(values) for values in classes)
+    if bool(((q == FAILED) & (predicted != FAILED)).any()):
         raise InputError(f"{path}: a counterfactual without a target q should have cf_pred −1")
-    return StoredCounterfactuals(
-        method=method,
-        images=torch.from_numpy(arrays["cfs"])[:, None],
-        p=torch.from_numpy(arrays["orig_pred"]),
-        q=torch.from_numpy(arrays["q"]),
-        predicted=torch.from_numpy(arrays["cf_pred"]),
-    )
+    return StoredCounterfactuals(method, torch.from_numpy(images)[:, None], p, q, predicted)
 
 
-def _read_npz(path: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Read the named arrays; archives that need pickle are refused."""
+def _contents(path: Path) -> bytes:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = sorted(entry.removesuffix(".npy") for entry in archive.namelist())
-        if not set(keys) <= set(names):
-            raise InputError(f"{path} should hold {', '.join(keys)} but holds {', '.join(names)}")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in keys}
-    except FileNotFoundError:
+        return path.read_bytes()
+    except OSError as error:
         raise InputError(
-            f"{path} is missing: fetch the whole of EvaluatingCounterfactuals"
+            f"{path} is missing: give a whole copy of EvaluatingCounterfactuals ({error.strerror})"
         ) from None
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+
+
+def _read_npz(path: Path, n: int | None, **expected: tuple[Any, ...]) -> list[NDArray[Any]]:
+    """Read the named arrays of n rows, or all of one length; archives with pickle are refused.
+
+    Args:
+        expected: for every array its type, then the shape of a row.
+    """
+    file = io.BytesIO(_contents(path))
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            names = archive.files
+            arrays = {name: archive[name] for name in expected if name in names}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"{path} is not an archive of plain numpy arrays ({reason}): fetch it again"
         ) from error
-
-
-def _expect_array(
-    path: Path, key: str, array: NDArray[Any], dtype: type[Any], shape: tuple[int, ...]
-) -> None:
-    if array.dtype != dtype or array.shape != shape:
-        raise InputError(
-            f"{path}: {key} should be {np.dtype(dtype)} of shape {shape}, "
-            f"not {array.dtype} of shape {array.shape}"
-        )
+    if len(arrays) < len(expected):
+        raise InputError(f"{path} should hold {', '.join(expected)} but holds {', '.join(names)}")
+    n = len(next(iter(arrays.values()))) if n is None else n
+    for key, (dtype, *row) in expected.items():
+        array, shape = arrays[key], (n, *row)
+        if array.dtype != dtype or array.shape != shape:
+            raise InputError(
+                f"{path}: {key} should be {np.dtype(dtype)} of shape {shape}, "
+                f"not {array.dtype} of shape {array.shape}"
+            )
+    return list(arrays.values())
 
 
 def _published(path: Path) -> Mapping[str, Mapping[str, Score]]:
     """Read results.json: under every metric a list of {method, scores: [mean, half width, n]}.
 
-    If the scores of a metric are named, the name follows the metric's after a space.
+    If the scores of a metric are named, the name follows the metric's after a space. A number of
+    images of −1 stands for a missing interval.
     """
+    contents = _contents(path)
     scores: dict[str, dict[str, Score]] = {}
     try:
-        for metric, rows in json.loads(path.read_text()).items():
+        for metric, rows in json.loads(contents).items():
             for row in rows:
                 named = row["scores"] if isinstance(row["scores"], dict) else {"": row["scores"]}
-                for name, values in named.items():
+                for name, (mean, half_width, n) in named.items():
+                    interval = (None, None) if n == -1 else (float(half_width), int(n))
                     by_method = scores.setdefault(f"{metric} {name}".strip(), {})
-                    by_method[row["method"]] = _score(values)
-    except FileNotFoundError:
-        raise InputError(
-            f"{path} is missing: fetch the whole of EvaluatingCounterfactuals"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                    by_method[row["method"]] = Score(float(mean), *interval)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} should hold, under every metric, rows of a method and its scores "
             f"[mean, half width, n] ({error}): fetch it again"
         ) from error
-    return MappingProxyType({metric: MappingProxyType(row) for metric, row in scores.items()})
-
-
-def _score(values: Any) -> Score:  # noqa: ANN401
-    """Convert [mean, half width, n]; −1 stands for a missing value."""
-    mean, half_width, n = values
-    if n == -1:
-        return Score(float(mean), None, None)
-    return Score(float(mean), float(half_width), int(n))
+    return scores
 
 
 @dataclass(frozen=True)
-class Reconstructions:
-    """A counterfactual c in the autoencoders' units, and its three reconstructions."""
-
-    pixels: Images
-    by_p: Images
-    by_q: Images
-    by_all: Images
-
-
-class Autoencoder(nn.Sequential):
-    """Layers that reconstruct images of one shape: channels, height, width."""
-
-    def __init__(self, layers: Sequence[nn.Module], image_shape: tuple[int, int, int]) -> None:
-        super().__init__(*layers)
-        self.image_shape = image_shape
-
-
-class ClassAutoencoders(nn.Module):
+class ClassAutoencoders:
     """One autoencoder per class, trained on that class only, and one trained on all."""
 
-    def __init__(self, by_class: Sequence[Autoencoder], by_all: Autoencoder) -> None:
-        super().__init__()
-        shapes = {autoencoder.image_shape for autoencoder in (*by_class, by_all)}
-        if len(shapes) > 1:
-            raise InputError(f"all autoencoders must have one image shape, not {shapes}")
-        self.by_class = nn.ModuleList(by_class)
-        self.by_all = by_all
+    by_class: Sequence[nn.Module]
+    by_all: nn.Module
+    batch_size: int = 32
+    """Small batches fit into the processor's cache and are faster."""
 
     @torch.inference_mode()
-    def reconstruct(
-        self, images: StoredImages, p: Labels, q: Labels, batch_size: int = 32
-    ) -> Reconstructions:
-        """AE_p(c), AE_q(c) and AE_all(c) of c = k/255 − ½.
+    def reconstruct(self, images: StoredImages, labels: Labels | None = None) -> Images:
+        """AE_label(c) of c = k/255 − ½, or AE_all(c) without labels."""
+        pixels = scaled(images).to(memory_format=torch.channels_last)
+        if labels is None:
+            return self._in_batches(self.by_all, pixels)
+        reconstructed = torch.empty_like(pixels)
+        for label in labels.unique().tolist():
+            rows = labels == label
+            reconstructed[rows] = self._in_batches(self.by_class[label], pixels[rows])
+        return reconstructed
 
-        Args:
-            batch_size: small batches fit into the processor's cache and are faster.
-        """
-        if tuple(images.shape[1:]) != self.by_all.image_shape:
-            raise InputError(
-                f"the autoencoders take images of shape {self.by_all.image_shape}, "
-                f"not {tuple(images.shape[1:])}"
-            )
-        pixels = (images.float() / 255 - 0.5).to(memory_format=torch.channels_last)
-        return Reconstructions(
-            pixels=pixels,
-            by_p=self._of_class(pixels, p, batch_size),
-            by_q=self._of_class(pixels, q, batch_size),
-            by_all=_in_batches(self.by_all, pixels, batch_size),
-        )
-
-    def _of_class(self, pixels: Images, label: Labels, batch_size: int) -> Images:
-        wrong = label[(label < 0) | (label >= len(self.by_class))]
-        if len(wrong):
-            raise InputError(
-                f"no autoencoder of class {int(wrong[0])}: "
-                f"classes are 0 to {len(self.by_class) - 1}"
-            )
-        answer = torch.empty_like(pixels)
-        for number, autoencoder in enumerate(self.by_class):
-            rows = label == number
-            if bool(rows.any()):
-                answer[rows] = _in_batches(autoencoder, pixels[rows], batch_size)
-        return answer
+    def _in_batches(self, autoencoder: nn.Module, pixels: Images) -> Images:
+        return torch.cat([autoencoder(batch) for batch in pixels.split(self.batch_size)])
 
 
-def load_autoencoders(folder: Path, classes: int = 10) -> ClassAutoencoders:
-    """Read ae_0.h5, ae_1.h5, … and ae_all.h5."""
-    by_class = [read_keras(folder / f"ae_{label}.h5") for label in range(classes)]
-    return ClassAutoencoders(by_class, read_keras(folder / "ae_all.h5"))
+def load_autoencoders(
+    folder: Path, classes: int = _CLASSES, shape: tuple[int, int, int] = (1, _SIDE, _SIDE)
+) -> ClassAutoencoders:
+    """Read ae_0.h5, ae_1.h5, … and ae_all.h5, which take images of this shape."""
+    by_class = [read_keras(folder / f"ae_{label}.h5", shape) for label in range(classes)]
+    return ClassAutoencoders(by_class, read_keras(folder / "ae_all.h5", shape))
 
 
-def read_keras(path: Path) -> Autoencoder:
+def read_keras(path: Path, shape: tuple[int, int, int]) -> nn.Module:
     """Build the chain of convolutions, poolings and upsamplings that the file describes."""
-    try:
-        h5py = importlib.import_module("h5py")
-    except ImportError:
-        raise InputError(
-            f"reading {path.name} needs h5py: pip install 'ecinn[benchmark]'"
-        ) from None
+    h5py = importlib.import_module("h5py")
     if not path.is_file():
         raise InputError(
             f"{path} is missing: give the folder with ae_0.h5, ae_1.h5, … and ae_all.h5"
@@ -309,18 +248,20 @@ def read_keras(path: Path) -> Autoencoder:
                 for group, layer in _chain(layers)
                 for module in _modules(layer, file["model_weights"][group])
             ]
+        autoencoder = nn.Sequential(*modules).eval().requires_grad_(requires_grad=False)
         _, height, width, channels = layers[0]["config"]["batch_input_shape"]
-        autoencoder = Autoencoder(modules, (channels, height, width))
         answer = autoencoder(torch.zeros(1, channels, height, width))
-        if tuple(answer.shape[1:]) != autoencoder.image_shape:
-            raise ValueError(f"it maps {autoencoder.image_shape} to {tuple(answer.shape[1:])}")
+        if not (channels, height, width) == tuple(answer.shape[1:]) == shape:
+            raise ValueError(
+                f"it maps {(channels, height, width)} to {tuple(answer.shape[1:])}, not {shape}"
+            )
     except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{path} is not a Keras autoencoder that can be read here ({reason}): "
             "give the authors' ae_*.h5"
         ) from error
-    return autoencoder.eval().requires_grad_(requires_grad=False)
+    return autoencoder
 
 
 def _chain(layers: list[Any], group: str | None = None) -> Iterator[tuple[str, Any]]:
@@ -328,7 +269,9 @@ def _chain(layers: list[Any], group: str | None = None) -> Iterator[tuple[str, A
     for before, layer in zip([None, *layers[:-1]], layers, strict=True):
         sources = [node[0][0] for node in layer["inbound_nodes"] if len(node) == 1]
         if before is not None and before["name"] not in sources:
-            raise ValueError(f"{layer['name']} does not follow {before['name']}")
+            raise ValueError(
+                f"layer {layer['name']} is not connected to {before['name']} before it"
+            )
         name = group or layer["name"]
         if layer["class_name"] == "Functional":
             yield from _chain(layer["config"]["layers"], name)
@@ -336,47 +279,35 @@ def _chain(layers: list[Any], group: str | None = None) -> Iterator[tuple[str, A
             yield name, layer
 
 
+_SUPPORTED: Mapping[str, Mapping[str, Any]] = {
+    "Conv2D": {
+        "padding": "same", "strides": [1, 1], "dilation_rate": [1, 1], "groups": 1,
+        "use_bias": True,
+    },
+    "MaxPooling2D": {"pool_size": [2, 2], "strides": [2, 2]},
+    "UpSampling2D": {"size": [2, 2], "interpolation": "nearest"},
+}  # fmt: skip
+"""Kinds of layers with the settings that `_modules` converts."""
+
+
 def _modules(layer: Any, weights: Any) -> list[nn.Module]:  # noqa: ANN401
     """Convert a Keras layer to torch modules."""
-    kind, config = layer["class_name"], layer["config"]
-    if kind == "Conv2D":
-        _expect(config, padding="same", strides=[1, 1], dilation_rate=[1, 1])
-        _expect(config, groups=1, data_format="channels_last", use_bias=True)
-        return _convolution(config, weights[layer["name"]])
+    kind, config, name = layer["class_name"], layer["config"], layer["name"]
+    if kind not in _SUPPORTED:
+        raise ValueError(f"{name} is a {kind}")
+    for setting, value in {**_SUPPORTED[kind], "data_format": "channels_last"}.items():
+        if config[setting] != value:
+            raise ValueError(f"{name} has {setting} {config[setting]!r}, not {value!r}")
     if kind == "MaxPooling2D":
-        _expect(config, pool_size=[2, 2], strides=[2, 2], data_format="channels_last")
         return [nn.MaxPool2d(2, ceil_mode=config["padding"] == "same")]
     if kind == "UpSampling2D":
-        _expect(config, size=[2, 2], interpolation="nearest", data_format="channels_last")
         return [nn.Upsample(scale_factor=2, mode="nearest")]
-    raise ValueError(f"{layer['name']} is a {kind}")
-
-
-def _convolution(config: Any, weights: Any) -> list[nn.Module]:  # noqa: ANN401
-    kernel = torch.from_numpy(weights["kernel:0"][()])
-    bias = torch.from_numpy(weights["bias:0"][()])
-    height, width, channels, filters = kernel.shape
-    if [height, width, filters] != [*config["kernel_size"], config["filters"]] or bias.shape != (
-        filters,
-    ):
-        raise ValueError(
-            f"{config['name']} should have {config['filters']} filters of {config['kernel_size']}"
-            f" but holds {tuple(kernel.shape)} and {tuple(bias.shape)}"
-        )
+    if config["activation"] not in ("linear", "relu"):
+        raise ValueError(f"{name} has activation {config['activation']!r}, not linear or relu")
+    kernel, bias = (torch.from_numpy(weights[name][f"{key}:0"][()]) for key in ("kernel", "bias"))
     # Without skip_init torch would draw weights from the global generator.
-    convolution = nn.utils.skip_init(nn.Conv2d, channels, filters, (height, width), padding="same")
+    convolution = nn.utils.skip_init(
+        nn.Conv2d, kernel.shape[2], config["filters"], config["kernel_size"], padding="same"
+    )
     convolution.load_state_dict({"weight": kernel.permute(3, 2, 0, 1), "bias": bias})
-    if config["activation"] == "linear":
-        return [convolution]
-    _expect(config, activation="relu")
-    return [convolution, nn.ReLU()]
-
-
-def _expect(config: Any, **settings: object) -> None:  # noqa: ANN401
-    for name, value in settings.items():
-        if config[name] != value:
-            raise ValueError(f"{config['name']} has {name} {config[name]!r}, not {value!r}")
-
-
-def _in_batches(autoencoder: nn.Module, pixels: Images, batch_size: int) -> Images:
-    return torch.cat([autoencoder(batch) for batch in pixels.split(batch_size)])
+    return [convolution] if config["activation"] == "linear" else [convolution, nn.ReLU()]

@@ -2,17 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ecinn.drawing.table import NONE, Table, number, percent
-from ecinn.studies.benchmark.authors import (
-    AS_NEAR,
-    OURS,
-    AuthorsResult,
-    Comparison,
-    CurvePoint,
-    Scored,
-)
+from ecinn.studies.benchmark.authors import AS_NEAR, OURS, AuthorsResult, Comparison, Row
 from ecinn.studies.benchmark.authors_files import DATASETS
 from ecinn.studies.benchmark.quality import CUES, verdict_cells
 from ecinn.studies.benchmark.record import note
@@ -39,45 +33,45 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
     """Lay out the control, all rows, and ours over asked confidences."""
     name = {"mnist": "MNIST", "fake_mnist": "FakeMNIST"}[result.name]
     planted = DATASETS[result.name] in CUES
-    failed_control = "ours (does not count: the control failed)"
-    ours = OURS if result.reproduced is not False else failed_control
-    rows = [(method.row.method, method) for method in (*result.theirs, *result.references)]
-    rows.insert(len(result.theirs), (ours, result.ours))
+    valid = result.reproduced is not False
+    ours = replace(
+        result.ours, method=OURS if valid else "ours (does not count: the control failed)"
+    )
+    means = "; ".join(_means(result, metric) for metric in ("FID", "Oracle"))
+    predictions = {
+        name: getattr(result, name) for name in ("other_prediction", "target_is_prediction")
+    }
     tables = [
         Table.of(
             f"{name}: published and scored again ({result.n} images)",
             [_control_cells(figure) for figure in result.control],
-            [
-                f"**{control_line(result)}**",
-                note(
-                    "authors",
-                    "published",
-                    means="; ".join(_means(result, metric) for metric in ("FID", "Oracle")),
-                ),
-            ],
+            [f"**{control_line(result)}**", note("authors", "published", means=means)],
         ),
         Table.of(
             f"{name}: the same images, the same targets ({result.n} images)",
             [
-                {"method": label, **_cells(scored, record, planted=planted),
-                 "failed": str(scored.row.failed), "black": str(scored.row.black)}
-                for label, scored in rows
+                {"method": row.method, **_cells(row, record, planted=planted),
+                 "failed": str(row.failed), "black": str(row.black)}
+                for row in (*result.theirs, ours, *result.references)
             ],
             [
-                note(
-                    "authors",
-                    "rows",
-                    other_prediction=result.other_prediction,
-                    target_is_prediction=result.target_is_prediction,
-                ),
+                note("authors", "rows", **predictions),
                 *([] if planted else [note("authors", "as_near", name=AS_NEAR)]),
             ],
         ),
     ]  # fmt: skip
     if result.curve:
         title = f"{name}: ours over the asked confidence (the first {result.curve[0].n} images)"
-        curve = [_curve_cells(point, record, planted=planted) for point in result.curve]
-        tables.append(Table.of(title, curve, [note("authors", "curve")]))
+        points = [
+            {
+                "asked p(q) %": percent(point.asked, 0),
+                "reachable %": percent(point.reachable),
+                "obtained, stored %": percent(point.obtained),
+                **_cells(point.row, record, planted=planted),
+            }
+            for point in result.curve
+        ]
+        tables.append(Table.of(title, points, [note("authors", "curve")]))
     return tuple(tables)
 
 
@@ -104,23 +98,13 @@ def _means(result: AuthorsResult, metric: str) -> str:
     return f"{metric}{unit} {values or NONE}"
 
 
-def _cells(scored: Scored, record: Mapping[str, Any], *, planted: bool) -> dict[str, str]:
-    row = scored.row
+def _cells(row: Row, record: Mapping[str, Any], *, planted: bool) -> dict[str, str]:
     return {
         "TCV %": percent(row.class_changed),
         "reached q %": percent(row.reached),
         "EN": number(row.elastic_net),
         "IM1": number(row.im1, 3),
         "IM2 ×100": number(row.im2, 3, 100.0),
-        **verdict_cells(scored.verdict, record, planted=planted),
-        "Fréchet": number(getattr(scored.verdict, "frechet", None)),
-    }
-
-
-def _curve_cells(point: CurvePoint, record: Mapping[str, Any], *, planted: bool) -> dict[str, str]:
-    return {
-        "asked p(q) %": percent(point.asked, 0),
-        "reachable %": percent(point.reachable),
-        "obtained, stored %": percent(point.obtained),
-        **_cells(point.scored, record, planted=planted),
+        **verdict_cells(row.verdict, record, planted=planted),
+        "Fréchet": number(getattr(row.verdict, "frechet", None)),
     }

@@ -121,7 +121,7 @@ def draw_of_classes(
 @torch.inference_mode()
 def _confidences(
     model: Model, images: StoredImages, p: Labels, q: Labels, asked: Sequence[float]
-) -> tuple[PerLevel, PerLevel, PerLevel, PerLevel]:
+) -> tuple[PerLevel, ...]:
     """p(p) of the stored images, plain and corrected, with corrections and reachability."""
     p, q = p[:, None].to(model.device), q[:, None].to(model.device)
     z = model.encode_with_log_det(model.pixels(images))[0][:, None]
@@ -145,10 +145,7 @@ def _confidences(
         columns.append(
             (of_p(stored), of_p(better.stored_posterior), better.corrections, reachable)
         )
-    plain, corrected, corrections, reachability = (
-        torch.cat(parts, 1).double().cpu() for parts in zip(*columns, strict=True)
-    )
-    return plain, corrected, corrections, reachability
+    return tuple(torch.cat(parts, 1).double().cpu() for parts in zip(*columns, strict=True))
 
 
 def consistency_tables(result: Consistency) -> tuple[Table, ...]:
@@ -172,15 +169,9 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
             ],
             [note("consistency", "variants", pairs=pairs, unreachable=result.unreachable)],
         ),
-        Table.of(
+        Table(
             "Mean obtained at every asked level",
-            [
-                {
-                    "asked": f"{asked:.2f}",
-                    "plain": number(plain, 4),
-                    "corrected": number(corrected, 4),
-                }
-                for asked, plain, corrected in obtained
-            ],
+            ("asked", *variants),
+            tuple((f"{a:.2f}", number(b, 4), number(c, 4)) for a, b, c in obtained),
         ),
     )

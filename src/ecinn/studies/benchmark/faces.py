@@ -29,6 +29,8 @@ from ecinn.training.evaluation import Evaluation, evaluate
 BATCH = 50
 LEVELS = (None, 0.99)
 """Asked confidences of the counterfactuals shown to Inception-V3; None is plain α₁."""
+SHEETS = {"random": "random test faces", "worst": "least likely counterfactuals"}
+"""Titles of the pictures."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,6 @@ class FaceResult:
     """How Inception-V3 classifies the counterfactuals, where it is available."""
 
 
-@dataclass(frozen=True)
-class FaceSheets:
-    """The pictures of one model."""
-
-    random: Image.Image
-    worst: Image.Image
-
-
 def measure_faces(
     model: Model,
     data: Dataset,
@@ -81,7 +75,7 @@ def measure_faces(
     inception_error: float | None = None,
     inception: nn.Module | None = None,
     observe: Observer = ignore,
-) -> tuple[FaceResult, FaceSheets]:
+) -> tuple[FaceResult, dict[str, Image.Image]]:
     """Measure one model; draw n random faces and the n least likely counterfactuals."""
     evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=observe)
     count = counter(observe, f"{model.name}: finding the least likely", len(data))
@@ -107,12 +101,10 @@ def measure_faces(
         worst=tuple(worst.tolist()),
         convinced=convinced,
     )
-    sheets = FaceSheets(
-        face_sheet(model.explain(data.images[random]), f"{model.name}: random test faces"),
-        face_sheet(
-            model.explain(data.images[worst]), f"{model.name}: least likely counterfactuals"
-        ),
-    )
+    sheets = {
+        kind: face_sheet(model.explain(data.images[rows]), f"{model.name}: {title}")
+        for (kind, title), rows in zip(SHEETS.items(), (random, worst), strict=True)
+    }
     return result, sheets
 
 
@@ -163,30 +155,24 @@ def convince(
     )
 
 
-def inception_error(folder: Path | None, model: Model) -> float | None:
-    """Read the test error of the model's label from a folder written by `ecinn inception`."""
-    if folder is None:
-        return None
+def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]:
+    """Read the test error of the model's label from a folder written by `ecinn inception`.
+
+    The network itself comes with it if its large file is there too.
+    """
     attribute = model.recipe.dataset.partition("/")[2]
-    path = folder / f"{attribute}.json"
+    path, weights = (folder / f"{attribute}.{end}" for end in ("json", "safetensors"))
     try:
-        return float(json.loads(path.read_text())["errors"]["test"])
+        error = float(json.loads(path.read_text())["errors"]["test"])
     except OSError:
         raise InputError(
-            f"{path} is missing: make it with `ecinn inception celeba/{attribute} "
-            f"--out {folder}/{attribute}.safetensors`"
+            f"{path} is missing: make it with `ecinn inception celeba/{attribute} --out {weights}`"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} was not written by `ecinn inception`: make it again") from None
-
-
-def inception_network(folder: Path | None, model: Model) -> nn.Module | None:
-    """Load Inception-V3 of the model's label from the same folder, if its large file is there."""
-    attribute = model.recipe.dataset.partition("/")[2]
-    path = None if folder is None else folder / f"{attribute}.safetensors"
-    if path is None or not path.is_file():
-        return None
-    return load_inception(path, model.device, model.class_names).classifier
+    if not weights.is_file():
+        return error, None
+    return error, load_inception(weights, model.device, model.class_names).classifier
 
 
 def face_sheet(explanation: Explanation, title: str) -> Image.Image:
@@ -202,21 +188,19 @@ def face_grid(explanation: Explanation, title: str) -> Grid:
         p, q = int(explanation.p[row]), int(explanation.q[row, 0])
         verdict = explanation.convincing_certificate.verdict[row, 0]
         heatmap = explanation.heatmap[row, 0]
-        stored = [
-            pictures.image_array(image)
-            for image in (
-                to_uint8(explanation.x[row]),
-                explanation.stored_tipping_point[row, 0],
-                explanation.stored_convincing[row, 0],
-            )
-        ]
-        sure = pictures.percent(float(explanation.posterior[row, p]))
-        convinced = f"{names[q]}\n{pictures.percent(float(verdict[q]))}"
+        before = pictures.percent(float(explanation.posterior[row, p]))
+        after = pictures.percent(float(verdict[q]))
+        images = (
+            to_uint8(explanation.x[row]),
+            explanation.stored_tipping_point[row, 0],
+            explanation.stored_convincing[row, 0],
+        )
+        x, tipping_point, convincing = map(pictures.image_array, images)
         columns.append(
             (
-                Panel(stored[0], f"{names[p]}\n{sure}"),
-                Panel(stored[1]),
-                Panel(stored[2], convinced, int(verdict.argmax()) != q),
+                Panel(x, f"{names[p]}\n{before}"),
+                Panel(tipping_point),
+                Panel(convincing, f"{names[q]}\n{after}", int(verdict.argmax()) != q),
                 Panel(pictures.heatmap_array(heatmap, pictures.robust_limit(heatmap))),
             )
         )

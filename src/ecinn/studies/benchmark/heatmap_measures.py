@@ -1,9 +1,8 @@
 """Measures of heatmaps and their results: replacement, localisation, noise, similarity."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -19,26 +18,22 @@ from ecinn.metrics.statistics import Interval
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.studies.benchmark.side_by_side import Pairs
 
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "ecinn": "ECINNh",
-        "integrated_gradients": "Integrated Gradients",
-        "deep_lift": "DeepLift",
-        "deep_lift_shap": "DeepLiftSHAP",
-        "gradient_shap": "GradientSHAP",
-    }
-)
+LABELS: Mapping[str, str] = {
+    "ecinn": "ECINNh",
+    "integrated_gradients": "Integrated Gradients",
+    "deep_lift": "DeepLift",
+    "deep_lift_shap": "DeepLiftSHAP",
+    "gradient_shap": "GradientSHAP",
+}
 RANDOM_ORDER = "random order"
 COUNTERFACTUAL = "counterfactual"
-ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Smiling": ("mouth",),
-        "High_Cheekbones": ("cheeks",),
-        "Wearing_Lipstick": ("mouth",),
-        "Heavy_Makeup": ("mouth", "eyes", "cheeks"),
-    }
-)
-"""Where people look for an attribute; where the network looks is unknown."""
+ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = {
+    "Smiling": ("mouth",),
+    "High_Cheekbones": ("cheeks",),
+    "Wearing_Lipstick": ("mouth",),
+    "Heavy_Makeup": ("mouth", "eyes", "cheeks"),
+}
+"""Parts of a face in which people look for an attribute; the network may look elsewhere."""
 
 Section = Literal[
     "replacement",
@@ -58,9 +53,7 @@ similarity to random weights.
 """
 Baseline = Literal["mean", "black"]
 Word = Literal["better", "worse", "no difference", "more", "less"]
-_SUFFIXES: Mapping[Section, str] = MappingProxyType(
-    {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
-)
+_SUFFIXES = {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +184,7 @@ class Reader:
         parts = [self.predict(part) for part in images.split(self.batch_size)]
         return torch.cat(parts).gather(1, self.p[:, None])[:, 0]
 
-    @cached_property
+    @functools.cached_property
     def ends(self) -> Mapping[str, tuple[PerImage, PerImage]]:
         """p(p|x) of the images and of every replacement, which no order changes."""
         at_x = self.posterior(self.x)
@@ -216,33 +209,30 @@ class Reader:
                     generator=torch.Generator().manual_seed(self.seed),
                     ends=self.ends[name],
                 )
-                measure = self._measure(name, insertion=insertion)
+                kind = "insertion" if insertion else "deletion"
+                role: Role = "compared" if name == COUNTERFACTUAL else "counted"
+                measure = Measure(
+                    self.section,
+                    f"{kind} AUC, {name}{_SUFFIXES[self.section]}",
+                    "more" if insertion else "less",
+                    "shown" if self.section == "magnitude" else role,
+                )
                 values[measure] = metrics.area_under_curve(curve)
         return values
-
-    def _measure(self, replacement: str, *, insertion: bool) -> Measure:
-        kind = "insertion" if insertion else "deletion"
-        name = f"{kind} AUC, {replacement}{_SUFFIXES[self.section]}"
-        role: Role = "compared" if replacement == COUNTERFACTUAL else "counted"
-        role = "shown" if self.section == "magnitude" else role
-        return Measure(self.section, name, "more" if insertion else "less", role)
 
 
 def localisation(
     dataset: str, cue: Cue | None, s: Importance, p: Labels, q: Labels
 ) -> dict[Measure, PerImage]:
     """Measure importance inside a planted cue's marks, or inside the parts of a face."""
-
-    def measure(name: str, better: Better = "more", role: Role = "counted") -> Measure:
-        return Measure("localisation", name, better, role)
-
+    measure = functools.partial(Measure, "localisation", better="more")
     if cue is not None:
         marks = cue.stencils.to(s.device)
         pair = marks[p] | marks[q]
-        density = measure("relative density in them", role="compared")
+        density = metrics.relative_density(s, pair)
         return {
             measure("share in the marks of p and q"): metrics.share_inside(s, pair),
-            density: metrics.relative_density(s, pair),
+            measure("relative density in them", role="compared"): density,
             measure("pointing game"): metrics.pointing_game(s, pair).double(),
             measure("localisation AUC"): metrics.localisation_auc(s, pair),
             measure("share in the marks of all classes"): metrics.share_inside(s, marks.any(0)),
@@ -260,7 +250,8 @@ def localisation(
             wanted = region in (*ATTRIBUTE_PARTS.get(attribute, ()), "face")
             better: Better = "more" if wanted else "less" if region == "background" else None
             mask = region_mask(region, *s.shape[1:]).to(s.device)
-            values[measure(f"{quantity}, {region}", better, role)] = function(s, mask)
+            name = f"{quantity}, {region}"
+            values[Measure("localisation", name, better, role)] = function(s, mask)
     return values
 
 
@@ -277,14 +268,13 @@ def similarity(
     section: Literal["stability", "random weights"], maps: Images, other: Images
 ) -> dict[Measure, PerImage]:
     """Compare maps with those of noisy images, or of random weights, whose sign is random."""
-    cosine = metrics.map_similarity(maps, other)
-    ranks = metrics.rank_similarity(metrics.importance(maps), metrics.importance(other))
+    values = {
+        "cosine": metrics.map_similarity(maps, other),
+        "rank correlation": metrics.rank_similarity(importance(maps), importance(other)),
+    }
     if section == "stability":
-        return {
-            Measure(section, "cosine, noisy image", "more"): cosine,
-            Measure(section, "rank correlation, noisy image", "more"): ranks,
-        }
+        return {Measure(section, f"{name}, noisy image", "more"): v for name, v in values.items()}
     return {
-        Measure(section, "|cosine|, random weights", "less", "compared"): cosine.abs(),
-        Measure(section, "|rank correlation|, random weights", "less", "compared"): ranks.abs(),
+        Measure(section, f"|{name}|, {section}", "less", "compared"): value.abs()
+        for name, value in values.items()
     }

@@ -64,26 +64,19 @@ def _section_table(result: HeatmapBenchmark, block: Block, section: Section) -> 
         }
         for measure in measures
     ]
-    title = f"{block.network}: {wording()['heatmap_titles'][section]}"
-    title += f" ({result.dataset}, {n} random test images)"
-    return Table.of(title, cells, (_caption(result, section), *_about_network(block)))
-
-
-def _caption(result: HeatmapBenchmark, section: Section) -> str:
     planted = result.planted and section in ("localisation", "noise")
-    words = note(
+    caption = note(
         "heatmaps",
         f"{section}_planted" if planted else section,
         steps=STEPS,
         noise=f"{result.noise:g}",
-        baseline=_baseline(result),
+        baseline=note("heatmaps", f"baseline_{result.baseline}"),
         marks=note("heatmaps", f"marks_{result.baseline}"),
     )
-    return f"{words} {note('heatmaps', 'intervals')}"
-
-
-def _baseline(result: HeatmapBenchmark) -> str:
-    return note("heatmaps", f"baseline_{result.baseline}")
+    title = f"{block.network}: {wording()['heatmap_titles'][section]}"
+    title += f" ({result.dataset}, {n} random test images)"
+    notes = (f"{caption} {note('heatmaps', 'intervals')}", *_about_network(block))
+    return Table.of(title, cells, notes)
 
 
 def _about_network(block: Block) -> tuple[str, ...]:
@@ -93,21 +86,20 @@ def _about_network(block: Block) -> tuple[str, ...]:
 
 
 def _cost_table(result: HeatmapBenchmark, block: Block) -> Table:
-    cells = []
-    for row in block.rows:
-        if row.cost is not None:
-            known = row.convergence
-            cells.append(
-                {
-                    "method": column(block, row.method),
-                    "passes": str(row.cost.passes),
-                    "seconds each": f"{row.cost.seconds:.4f}",
-                    "times ECINNh's": f"{row.cost.times_ecinn:.1f}",
-                    "median |δ|": NONE if known is None else f"{known.delta:.3g}",
-                    "of output change": NONE if known is None else f"{known.relative:.2%}",
-                }
-            )
-    words = note("heatmaps", "cost", batch_size=result.batch_size, baseline=_baseline(result))
+    cells = [
+        {
+            "method": column(block, row.method),
+            "passes": str(row.cost.passes),
+            "seconds each": f"{row.cost.seconds:.4f}",
+            "times ECINNh's": f"{row.cost.times_ecinn:.1f}",
+            "median |δ|": f"{row.convergence.delta:.3g}" if row.convergence else NONE,
+            "of output change": f"{row.convergence.relative:.2%}" if row.convergence else NONE,
+        }
+        for row in block.rows
+        if row.cost is not None
+    ]
+    baseline = note("heatmaps", f"baseline_{result.baseline}")
+    words = note("heatmaps", "cost", batch_size=result.batch_size, baseline=baseline)
     return Table.of(f"{block.network}: cost and convergence", cells, [words])
 
 
@@ -115,18 +107,17 @@ def _comparison_table(block: Block) -> Table:
     others = [row for row in block.rows if row.against]
     losses = lost(block)
     words = "; ".join(f"{name} (against {', '.join(them)})" for name, them in losses.items())
+    cells = [
+        {
+            "measure": _named(measure),
+            **{column(block, r.method): _compared(r.against.get(measure.name)) for r in others},
+        }
+        for measure in block.measures
+        if measure.role != "shown"
+    ]
     return Table.of(
         f"{block.network}: {column(block, 'ecinn')} minus every other method, on the same images",
-        [
-            {
-                "measure": _named(measure),
-                **{
-                    column(block, r.method): _compared(r.against.get(measure.name)) for r in others
-                },
-            }
-            for measure in block.measures
-            if measure.role != "shown"
-        ],
+        cells,
         [
             f"**ECINNh loses on: {words}.**" if losses else "ECINNh loses on nothing here.",
             note("heatmaps", "comparison", tally=_tally(block)),
@@ -198,7 +189,7 @@ def heatmap_columns(shown: Shown) -> list[HeatmapColumn]:
         if method == "ecinn" and network != "INN":
             continue
         other = shown.other_pair[network]
-        name = LABELS[method] if network == "INN" else f"{LABELS[method]} ({network})"
+        name = LABELS[method] + ("" if network == "INN" else f" ({network})")
         signs = ("darker", "lighter") if method == "ecinn" else ("for p", "for q")
         remarks = tuple("other p and q" if is_other else "" for is_other in other)
         columns.append(HeatmapColumn(name, maps, signs, remarks, other))

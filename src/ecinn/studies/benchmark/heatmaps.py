@@ -1,10 +1,11 @@
 """Compare ECINNh with gradient methods on the same images, classes and networks."""
 
 import dataclasses
+import functools
+import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -16,14 +17,13 @@ from ecinn.attribution.heatmaps import (
     METHODS,
     HeatmapMethod,
     Heatmaps,
-    ecinn_heatmaps,
     heatmaps,
 )
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.data.planted import Cue
 from ecinn.metrics.heatmaps import PerImage, blurred, importance, noise_like
-from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
+from ecinn.metrics.statistics import Interval, bootstrap_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
@@ -64,6 +64,8 @@ SHOWN = 4
 
 Made = tuple[Heatmaps, float]
 """A method's maps of all images, and the seconds they took."""
+Explained = tuple[Images, Labels, Labels]
+"""Images with their classes p and q."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,11 @@ class Bench:
 
     dataset: str
     cue: Cue | None
-    inn: ExplainedINN
-    random_inn: ExplainedINN
     x: Images
+    inn: Subject
     methods: tuple[HeatmapMethod, ...]
-    baseline: Float[Tensor, "channels height width"]
-    baselines: Float[Tensor, "baselines channels height width"]
+    attribute: Callable[..., Heatmaps]
+    """`heatmaps` with baselines and batch size."""
     settings: Settings
     seed: int
     batch_size: int
@@ -113,48 +114,23 @@ class Bench:
         return slice(self.settings.checked)
 
     def maps(
-        self,
-        explained: ExplainedINN | nn.Module,
-        x: Images,
-        p: Labels,
-        q: Labels,
-        method: HeatmapMethod,
-        task: str,
+        self, explained: ExplainedINN | nn.Module, images: Explained, method: str, task: str
     ) -> Made:
         """Compute maps that depend neither on the batch size nor on the number of images."""
+        x, p, q = images
         generator = torch.Generator().manual_seed(self.seed)
         count = counter(self.observe, task, len(x))
         parts = []
         began = _seconds(x.device)
         for rows in torch.arange(len(x), device=x.device).split(self.settings.checked):
-            parts.append(self._attribute(explained, x[rows], p[rows], q[rows], method, generator))
+            some = (x[rows], p[rows], q[rows])
+            parts.append(self.attribute(explained, *some, method, generator=generator))
             count(int(rows[-1]) + 1)
         seconds = _seconds(x.device) - began
         maps = torch.cat([part.maps for part in parts])
         changes = [part.output_change for part in parts if part.output_change is not None]
         change = torch.cat(changes) if changes else None
-        return Heatmaps(method, maps, change, parts[0].passes), seconds
-
-    def _attribute(
-        self,
-        explained: ExplainedINN | nn.Module,
-        x: Images,
-        p: Labels,
-        q: Labels,
-        method: HeatmapMethod,
-        generator: torch.Generator,
-    ) -> Heatmaps:
-        return heatmaps(
-            explained,
-            x,
-            p,
-            q,
-            method,
-            baseline=self.baseline,
-            baselines=self.baselines,
-            generator=generator,
-            batch_size=self.batch_size,
-        )
+        return dataclasses.replace(parts[0], maps=maps, output_change=change), seconds
 
     def measure(
         self, subject: Subject, cross_check: Subject | None
@@ -163,7 +139,7 @@ class Bench:
         x, first, name = self.x, self.first, subject.name
         p, q = subject.pairs.p.to(x.device), subject.pairs.q.to(x.device)
         generator = torch.Generator().manual_seed(self.seed)
-        change = ecinn_heatmaps(self.inn.classifier, self.inn.mu_bar, x, p, q).maps
+        change = self.attribute(self.inn.network, x, p, q, "ecinn").maps
         replacements = {
             COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
             "blur": blurred(x, BLUR),
@@ -172,54 +148,44 @@ class Bench:
         noise = torch.randn(x[first].shape, generator=generator).to(x)
         noisy = (x[first] + self.settings.noise * noise).clamp(0, 1)
         any_order = torch.rand((len(x), *x.shape[2:]), generator=generator).to(x)
-        few = {kind: images[first] for kind, images in replacements.items()}
+        few = (x[first], p[first], {kind: images[first] for kind, images in replacements.items()})
+        reading = (4 * self.batch_size, self.seed)
         readers = [
-            Reader("replacement", subject.predict, x, p, replacements, *self._reading),
-            Reader("magnitude", subject.predict, x[first], p[first], few, *self._reading),
+            Reader("replacement", subject.predict, x, p, replacements, *reading),
+            Reader("magnitude", subject.predict, *few, *reading),
         ]
         if cross_check is not None:
-            predict = cross_check.predict
-            readers.append(Reader("cross-check", predict, x[first], p[first], few, *self._reading))
+            readers.append(Reader("cross-check", cross_check.predict, *few, *reading))
 
         made: dict[str, Made] = {}
         values: dict[str, dict[Measure, PerImage]] = {}
         count = counter(self.observe, f"{name}, pixels replaced", len(self.methods) + 1)
         for number, method in enumerate(self.methods, 1):
             task = f"{name}, {LABELS[method]}"
-            network, random = (
-                (self.inn, self.random_inn)
-                if method == "ecinn"
-                else (subject.network, subject.random)
-            )
+            explained = self.inn if method == "ecinn" else subject
             # Two maps that are not timed: the first ones take longer.
-            warm_up = torch.Generator().manual_seed(0)
-            self._attribute(network, x[:2], p[:2], q[:2], method, warm_up)
-            made[method] = self.maps(network, x, p, q, method, task)
-            few_pairs = (p[first], q[first], method)
-            again, _ = self.maps(network, noisy, *few_pairs, f"{task}: noise")
-            other, _ = self.maps(random, x[first], *few_pairs, f"{task}: random")
+            self.attribute(explained.network, x[:2], p[:2], q[:2], method)
+            made[method] = self.maps(explained.network, (x, p, q), method, task)
+            classes = (p[first], q[first])
+            again, _ = self.maps(explained.network, (noisy, *classes), method, f"{task}: noise")
+            other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
             areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
             values[method] = {
-                **_merged(areas),
+                **functools.reduce(operator.or_, areas),
                 **localisation(self.dataset, self.cue, importance(maps), p, q),
                 **noisiness(maps),
                 **similarity("stability", maps[first], again.maps),
                 **similarity("random weights", maps[first], other.maps),
             }
             count(number)
-        values[RANDOM_ORDER] = _merged(
-            reader.areas(any_order[: len(reader.x)])
-            for reader in readers
-            if reader.section != "magnitude"
-        )
+        del readers[1]  # the order of |h| means nothing here
+        areas = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
+        values[RANDOM_ORDER] = functools.reduce(operator.or_, areas)
         count(len(self.methods) + 1)
+        same = float((subject.pairs.p == self.inn.pairs.p).double().mean())
         rows = tuple(self._row(method, values, made) for method in values)
-        return Block(name, 1.0, tuple(values["ecinn"]), rows), made
-
-    @property
-    def _reading(self) -> tuple[int, int]:
-        return 4 * self.batch_size, self.seed
+        return Block(name, same, tuple(values["ecinn"]), rows), made
 
     def _row(
         self,
@@ -227,13 +193,11 @@ class Bench:
         values: Mapping[str, Mapping[Measure, PerImage]],
         made: Mapping[str, Made],
     ) -> Row:
-        figures, against = {}, {}
+        figures = {measure.name: self._interval(v) for measure, v in values[method].items()}
+        against = {}
         for measure, value in values[method].items():
-            figures[measure.name] = self._interval(value)
             if method != "ecinn" and measure.role != "shown":
-                difference = paired_difference_interval(
-                    values["ecinn"][measure].double(), value.double(), **self._resampling
-                )
+                difference = self._interval(values["ecinn"][measure].double() - value.double())
                 against[measure.name] = Comparison(difference, verdict(difference, measure.better))
         if method not in made:
             return Row(method, figures, against)
@@ -247,22 +211,10 @@ class Bench:
         return Row(made.method, noise, {}, None, _convergence(made))
 
     def _interval(self, values: PerImage) -> Interval:
-        return bootstrap_interval(values.double(), **self._resampling)
-
-    @property
-    def _resampling(self) -> "_Resampling":
         """Use the same resamples for every measure: proportional measures get equal verdicts."""
         generator = torch.Generator().manual_seed(self.seed)
-        return {"resamples": self.settings.resamples, "generator": generator}
-
-
-class _Resampling(TypedDict):
-    resamples: int
-    generator: torch.Generator
-
-
-def _merged(parts: Iterable[Mapping[Measure, Tensor]]) -> dict[Measure, Tensor]:
-    return {measure: value for part in parts for measure, value in part.items()}
+        resamples = self.settings.resamples
+        return bootstrap_interval(values.double(), resamples=resamples, generator=generator)
 
 
 def _seconds(device: torch.device) -> float:
@@ -326,62 +278,61 @@ def measure_heatmaps(
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
     sample = model.pixels(training.images[order[: settings.sample]])
     dataset = model.recipe.dataset
+    batch_size = batch_size or BATCH_SIZE.get(model.device.type, 32)
     inn = ExplainedINN(model.classifier, model.mu_bar)
-    settings = dataclasses.replace(settings, checked=min(settings.checked, n))
+    random_inn = randomised_inn(model, sample, seed)
     bench = Bench(
         dataset=dataset,
         cue=cues.get(dataset),
-        inn=inn,
-        random_inn=randomised_inn(model, sample, seed),
         x=model.pixels(pairs.images),
+        inn=Subject("INN", inn, random_inn, pairs, model.predict),
         methods=chosen,
-        baseline=sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0]),
-        baselines=sample[: DEFAULTS.baselines],
-        settings=settings,
+        attribute=functools.partial(
+            heatmaps,
+            baseline=sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0]),
+            baselines=sample[: DEFAULTS.baselines],
+            batch_size=batch_size,
+        ),
+        settings=dataclasses.replace(settings, checked=min(settings.checked, n)),
         seed=seed,
-        batch_size=batch_size or BATCH_SIZE.get(model.device.type, 32),
+        batch_size=batch_size,
         observe=observe,
     )
-    subjects = [Subject("INN", inn, bench.random_inn, pairs, model.predict)]
+    subjects = [bench.inn]
     if cnn is not None:
-        subjects.append(_cnn_subject(cnn, bench, sample, len(model.class_names), pairs))
+        subjects.append(_cnn_subject(cnn, bench, sample, len(model.class_names)))
     result = HeatmapBenchmark(
         dataset=dataset,
         planted=bench.cue is not None,
         n=n,
-        checked=settings.checked,
+        checked=bench.settings.checked,
         seed=seed,
-        batch_size=bench.batch_size,
+        batch_size=batch_size,
         baseline=baseline,
         noise=settings.noise,
     )
-    maps: dict[tuple[str, str], Images] = {}
-    linear: tuple[Row, ...] = ()
+    made: dict[str, dict[str, Made]] = {}
     for subject in subjects:
-        cross_check = subjects[-1] if subject is subjects[0] and cnn is not None else None
-        block, made = bench.measure(subject, cross_check)
-        same = float((subject.pairs.p == pairs.p).double().mean())
-        block = dataclasses.replace(block, same_prediction=same)
+        cross_check = None if cnn is None or subject.name == "CNN" else subjects[1]
+        block, made[subject.name] = bench.measure(subject, cross_check)
         result = dataclasses.replace(result, blocks=(*result.blocks, block))
         keep(result)
-        if subject is subjects[0]:
-            few = [_first(made[method][0], settings.checked) for method in chosen[1:]]
-            linear = tuple(bench.logit_row(heatmap) for heatmap in few)
-        maps |= {
-            (subject.name, method): heatmap.maps[:SHOWN].cpu()
-            for method, (heatmap, _) in made.items()
-        }
-    x, first = bench.x, bench.first
-    p, q = (classes[first].to(x.device) for classes in (pairs.p, pairs.q))
+    linear, density = [], []
+    p, q = (classes[bench.first].to(bench.x.device) for classes in (pairs.p, pairs.q))
     other_logit = dataclasses.replace(inn, logit="density")
-    density = []
     for method in chosen[1:]:
         task = f"INN, {LABELS[method]}: density"
-        made_maps, _ = bench.maps(other_logit, x[first], p, q, method, task)
-        density.append(bench.logit_row(made_maps))
+        other_maps, _ = bench.maps(other_logit, (bench.x[bench.first], p, q), method, task)
+        linear.append(bench.logit_row(_first(made["INN"][method][0], result.checked)))
+        density.append(bench.logit_row(other_maps))
+    maps = {
+        (network, method): heatmap.maps[:SHOWN].cpu()
+        for network, by_method in made.items()
+        for method, (heatmap, _) in by_method.items()
+    }
     shown = Shown(
-        pairs=Pairs(*(getattr(pairs, field.name)[:SHOWN] for field in dataclasses.fields(pairs))),
-        counterfactuals=to_uint8(x[:SHOWN].cpu() + maps["INN", "ecinn"]),
+        pairs=Pairs(*(tensor[:SHOWN] for tensor in vars(pairs).values())),
+        counterfactuals=to_uint8(bench.x[:SHOWN].cpu() + maps["INN", "ecinn"]),
         maps=maps,
         other_pair={
             subject.name: tuple(
@@ -390,21 +341,15 @@ def measure_heatmaps(
             for subject in subjects
         },
     )
-    return dataclasses.replace(result, density=tuple(density), linear=linear), shown
+    return dataclasses.replace(result, density=tuple(density), linear=tuple(linear)), shown
 
 
-def _cnn_subject(
-    cnn: nn.Module, bench: Bench, sample: Images, classes: int, pairs: Pairs
-) -> Subject:
+def _cnn_subject(cnn: nn.Module, bench: Bench, sample: Images, classes: int) -> Subject:
     """Explain a CNN for the classes that it predicts itself."""
-
-    def predict(x: Images) -> Float[Tensor, "batch classes"]:
-        posterior: Tensor = cnn(x).softmax(1)
-        return posterior
-
+    predict = nn.Sequential(cnn, nn.Softmax(1)).eval()
     with torch.no_grad():
         parts = [predict(part) for part in bench.x.split(4 * bench.batch_size)]
     p = torch.cat(parts).argmax(1).cpu()
     q = (p + random_offsets(len(p), classes, bench.seed)) % classes
     random = randomised_cnn(cnn, sample[:NORMED], bench.seed)
-    return Subject("CNN", cnn, random, dataclasses.replace(pairs, p=p, q=q), predict)
+    return Subject("CNN", cnn, random, dataclasses.replace(bench.inn.pairs, p=p, q=q), predict)

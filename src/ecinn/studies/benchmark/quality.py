@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from ecinn.pixels import Images, Labels, StoredImages, dequantise
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.judges import Judges, load_judges
 
-CUES: Mapping[str, Cue] = MappingProxyType({"fakemnist": FAKE_MNIST_CUE})
+CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
 """Datasets whose class is a planted cue. Their judges recognise what the images show otherwise."""
-JUDGES: Mapping[str, str] = MappingProxyType({"mnist": "mnist", "fakemnist": "mnist"})
+JUDGES: Mapping[str, str] = {"mnist": "mnist", "fakemnist": "mnist"}
 """The shipped judges of every dataset."""
 MAIN_ORACLE = "convolutional"
 ORACLES = (MAIN_ORACLE, "fully connected")
@@ -95,18 +94,16 @@ def verdict_cells(
         record: provenance with the accuracy of the judges, which the headings show.
     """
     accuracy = record["judges"]["accuracy"]
-    shares = None if verdict is None else verdict.kept if planted else verdict.oracles
-    cells = {
-        f"{'digit kept, ' if planted else ''}{family} oracle % "
-        f"(accuracy {100 * accuracy[family]:.2f})": percent(
-            None if shares is None else shares[family]
-        )
-        for family in ORACLES
-    }
-    if not planted:
-        return cells
-    truth, inside = (None, None) if verdict is None else (verdict.truth, verdict.inside)
-    return {"cue says q %": percent(truth), "change inside the cue %": percent(inside, 1), **cells}
+    what = "digit kept, " if planted else ""
+    shares = (verdict and (verdict.kept if planted else verdict.oracles)) or {}
+    cells = {}
+    if planted:
+        cells["cue says q %"] = percent(getattr(verdict, "truth", None))
+        cells["change inside the cue %"] = percent(getattr(verdict, "inside", None), 1)
+    for family in ORACLES:
+        heading = f"{what}{family} oracle % (accuracy {100 * accuracy[family]:.2f})"
+        cells[heading] = percent(shares.get(family))
+    return cells
 
 
 def find_judges(name_or_path: str | None, dataset: str) -> Judges:

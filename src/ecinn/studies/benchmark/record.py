@@ -7,6 +7,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,38 @@ def provenance(command: str, model: Model, judges: Judges | None = None) -> dict
     }
 
 
-def document(title: str, tables: Sequence[Table], record: Mapping[str, Any]) -> str:
-    """Return a Markdown page of tables followed by their provenance."""
-    made = (
-        f"Made with `{record['command']}`: model {record['model']} "
-        f"(SHA-256 of its weights {record['model_sha256']}…), torch {record['torch']}, "
-        f"{record['device']}, {record['threads']} thread(s)."
-    )
-    return "\n".join([f"# {title}", "", *(table.markdown() for table in tables), made, ""])
+@dataclass(frozen=True)
+class Results:
+    """All results of a command so far, to be written and printed."""
+
+    title: str
+    tables: Sequence[Table]
+    values: Mapping[str, Any]
+    """The numbers behind the tables."""
+    records: Sequence[Mapping[str, Any]]
+    """One provenance per model, all of the same command."""
+    pictures: Mapping[str, str] = field(default_factory=dict)
+    """Captions of pictures, by file name; they are written elsewhere."""
+
+    def markdown(self) -> str:
+        """Return a Markdown page of tables followed by their provenance and pictures."""
+        record = self.records[0]
+        models = ", ".join(record["model"] for record in self.records)
+        weights = ", ".join(f"{record['model_sha256']}…" for record in self.records)
+        made = (
+            f"Made with `{record['command']}`: model {models} (SHA-256 of the weights {weights}), "
+            f"torch {record['torch']}, {record['device']}, {record['threads']} thread(s)."
+        )
+        pictures = [f"![{caption}]({name})\n" for name, caption in self.pictures.items()]
+        tables = [table.markdown() for table in self.tables]
+        return "\n".join([f"# {self.title}", "", *tables, made, "", *pictures])
+
+    def write(self, stem: Path) -> list[Path]:
+        """Write STEM.md and STEM.json, and return the paths of all files of these results."""
+        page, numbers = (stem.with_name(stem.name + end) for end in (".md", ".json"))
+        write_text(page, self.markdown())
+        write_json(numbers, self.values)
+        return [page, numbers, *(stem.with_name(name) for name in self.pictures)]
 
 
 @functools.cache
@@ -65,10 +90,8 @@ def note(benchmark: str, name: str, /, **values: object) -> str:
 
 def jsonable(value: Any) -> Any:  # noqa: ANN401
     """Convert dataclasses to objects, and numbers that JSON cannot express to null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+    if dataclasses.is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -47,6 +47,15 @@ class Spread:
     deviation: float
     """Standard deviation of one draw, from the unbiased variance."""
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Measure two or more values."""
+        return cls(statistics.fmean(values), statistics.stdev(values))
+
+    def text(self, digits: int, factor: float = 1.0, sign: str = "+") -> str:
+        """Format mean ± deviation."""
+        return f"{factor * self.mean:{sign}.{digits}f} ± {factor * self.deviation:.{digits}f}"
+
 
 @dataclass(frozen=True)
 class RoundingCost:
@@ -87,11 +96,11 @@ def rounds_to(unrounded: Model, model: Model) -> bool:
     return all(torch.equal(stored[name], again[name]) for name in rounded)
 
 
-def match_unrounded(given: Mapping[str, Model], models: Mapping[str, Model]) -> dict[str, Model]:
+def match_unrounded(given: Mapping[Path, Model], models: Mapping[str, Model]) -> dict[str, Model]:
     """Return unrounded models, given by file, under the names of the models they round to."""
     matched = {}
     for file, model in given.items():
-        name, bits = Path(file).name, model.recipe.stored_bits
+        name, bits = file.name, model.recipe.stored_bits
         if bits != 32:
             raise InputError(
                 f"--unrounded {name} is itself stored with {bits} bits: "
@@ -118,8 +127,6 @@ def measure_rounding(
 ) -> RoundingCost:
     """Classify the images by the stored model, by models rounded once more, and unrounded."""
     require_rounded(model)
-    if draws < 2:
-        raise InputError(f"a standard deviation needs two draws or more, not {draws}")
     labels = data.labels
 
     def measure(network: Model, task: str) -> tuple[Labels, float]:
@@ -145,9 +152,9 @@ def measure_rounding(
         error=error,
         bits_per_dim=bits_per_dim,
         draws=outcomes,
-        error_cost=_spread([draw.error - error for draw in outcomes]),
-        bits_per_dim_cost=_spread([draw.bits_per_dim - bits_per_dim for draw in outcomes]),
-        changed=_spread([draw.changed for draw in outcomes]),
+        error_cost=Spread.of([draw.error - error for draw in outcomes]),
+        bits_per_dim_cost=Spread.of([draw.bits_per_dim - bits_per_dim for draw in outcomes]),
+        changed=Spread.of([draw.changed for draw in outcomes]),
         unrounded=None if unrounded is None else compared(unrounded, "unrounded"),
         seed=seed,
     )
@@ -187,10 +194,6 @@ def _share(condition: Tensor) -> float:
     return float(condition.double().mean())
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.fmean(values), statistics.stdev(values))
-
-
 def rounding_tables(results: Mapping[str, RoundingCost], split: str) -> list[Table]:
     """Lay out the estimates, and the measured costs where unrounded models are given."""
     n = max(result.n for result in results.values())
@@ -203,10 +206,10 @@ def rounding_tables(results: Mapping[str, RoundingCost], split: str) -> list[Tab
                     "model": name,
                     "bits per weight": str(result.bits),
                     "error %, as stored": percent(result.error),
-                    "cost of rounding, points": _with_deviation(result.error_cost, 2, 100.0),
+                    "cost of rounding, points": result.error_cost.text(2, 100.0),
                     "bits/dim, as stored": f"{result.bits_per_dim:.4f}",
-                    "cost in bits/dim": _with_deviation(result.bits_per_dim_cost, 5),
-                    "predictions changed %": _with_deviation(result.changed, 2, 100.0, sign=""),
+                    "cost in bits/dim": result.bits_per_dim_cost.text(5),
+                    "predictions changed %": result.changed.text(2, 100.0, sign=""),
                 }
                 for name, result in results.items()
             ],
@@ -228,8 +231,3 @@ def rounding_tables(results: Mapping[str, RoundingCost], split: str) -> list[Tab
         ]
         tables.append(Table.of("Measured against the unrounded model", measured))
     return tables
-
-
-def _with_deviation(spread: Spread, digits: int, factor: float = 1.0, *, sign: str = "+") -> str:
-    mean, deviation = factor * spread.mean, factor * spread.deviation
-    return f"{mean:{sign}.{digits}f} ± {deviation:.{digits}f}"

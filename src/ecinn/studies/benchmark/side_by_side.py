@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Int
@@ -63,16 +62,14 @@ def _nearest_image(model: Model, load_training: Callable[[], Dataset], observe: 
     )
 
 
-METHODS: Mapping[str, Prepare] = MappingProxyType(
-    {
-        "ecinn": _direct(search.ecinn),
-        "model-means": _direct(search.model_means),
-        "pixel-gradient-l1": _direct(search.pixel_gradient, norm="l1"),
-        "pixel-gradient-l2": _direct(search.pixel_gradient, norm="l2"),
-        "latent-gradient": _direct(search.latent_gradient),
-        "nearest-image": _nearest_image,
-    }
-)
+METHODS: Mapping[str, Prepare] = {
+    "ecinn": _direct(search.ecinn),
+    "model-means": _direct(search.model_means),
+    "pixel-gradient-l1": _direct(search.pixel_gradient, norm="l1"),
+    "pixel-gradient-l2": _direct(search.pixel_gradient, norm="l2"),
+    "latent-gradient": _direct(search.latent_gradient),
+    "nearest-image": _nearest_image,
+}
 
 
 @dataclass(frozen=True)
@@ -110,16 +107,16 @@ class ImageScores:
     elastic_net: Interval
     l1: Interval
     l2: Interval
-    im1: Interval | None
-    im2: Interval | None
-    """Not ×100. Like IM1, None if the judges' autoencoders do not know the classes."""
     bits_per_dim: Interval
     """−log₂ p(x̂) per dimension under the model, an exact code length of the stored image."""
     diversity: float | None
     """Mean over the target classes with two counterfactuals or more."""
-    cout: Interval | None
-    """By the convolutional oracle, on the first images; None if it does not know q."""
     verdict: Verdict
+    im1: Interval | None = None
+    im2: Interval | None = None
+    """Not ×100. Like IM1, None if the judges' autoencoders do not know the classes."""
+    cout: Interval | None = None
+    """By the convolutional oracle, on the first images; None if it does not know q."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ def require_known(names: Sequence[str], known: Sequence[str]) -> None:
 def draw_pairs(model: Model, data: Dataset, n: int, seed: int) -> Pairs:
     """Draw random test images and a uniformly random target for each."""
     if not 2 <= n <= len(data):
-        raise InputError(f"n must lie between 2 and the {len(data)} test images, not at {n}")
+        raise InputError(f"n must be from 2 to {len(data)} (the number of test images), not {n}")
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(len(data), generator=generator)[:n]
     images = data.images[index]
@@ -269,30 +266,28 @@ def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
     judges = bench.judges
     originals, images = pairs.images[made.exists], made.images[made.exists]
     p, q = pairs.p[made.exists], pairs.q[made.exists]
-    im1 = im2 = cout = None
+    values = {
+        "elastic_net": metrics.elastic_net(originals, images),
+        "l1": metrics.l1(originals, images),
+        "l2": metrics.l2(originals, images),
+    }
     if bench.cue is None:
         by_q = judges.reconstruct(images, q)
-        im1 = normal_interval(metrics.im1(scaled(images), by_q, judges.reconstruct(images, p)))
-        im2 = normal_interval(metrics.im2(scaled(images), by_q, judges.reconstruct(images)))
+        values["im1"] = metrics.im1(scaled(images), by_q, judges.reconstruct(images, p))
+        values["im2"] = metrics.im2(scaled(images), by_q, judges.reconstruct(images))
         first = slice(COUT_IMAGES)
-        curves = metrics.transition_curves(
+        values["cout"] = metrics.transition_curves(
             lambda batch: judges.scores(batch)[MAIN_ORACLE].softmax(1),
             originals[first],
             images[first],
             p[first],
             q[first],
-        )
-        cout = normal_interval(curves.cout)
+        ).cout
     return ImageScores(
-        elastic_net=normal_interval(metrics.elastic_net(originals, images)),
-        l1=normal_interval(metrics.l1(originals, images)),
-        l2=normal_interval(metrics.l2(originals, images)),
-        im1=im1,
-        im2=im2,
         bits_per_dim=bench.bits_per_dim(images),
         diversity=_diversity(bench.data, images, q),
-        cout=cout,
         verdict=judge(judges, originals, images, q, bench.real_features, bench.cue),
+        **{name: normal_interval(value) for name, value in values.items()},
     )
 
 
@@ -312,16 +307,11 @@ def _references(bench: Bench, pairs: Pairs) -> tuple[Scores, ...]:
     if bench.cue is not None:
         references[PERFECT] = bench.cue.paint(pairs.images, pairs.q)
     zeros = torch.zeros_like(pairs.q)
-    return tuple(
-        score(
-            bench,
-            name,
-            pairs,
-            Made(images, (images > 0).flatten(1).any(1), zeros > 0, zeros, 0.0, ()),
-            timed=False,
-        )
-        for name, images in references.items()
-    )
+    rows = []
+    for name, images in references.items():
+        made = Made(images, (images > 0).flatten(1).any(1), zeros > 0, zeros, 0.0, ())
+        rows.append(score(bench, name, pairs, made, timed=False))
+    return tuple(rows)
 
 
 def compare_methods(

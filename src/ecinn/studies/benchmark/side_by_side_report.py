@@ -9,14 +9,20 @@ from typing import Any
 
 from PIL import Image
 
-from ecinn.data.planted import Cue
 from ecinn.drawing import grid
 from ecinn.drawing.pictures import image_array
 from ecinn.drawing.table import NONE, Table, number, percent
 from ecinn.errors import InputError
 from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
 from ecinn.studies.benchmark.record import note, wording
-from ecinn.studies.benchmark.side_by_side import METHODS, Made, Pairs, Scores, SideBySide
+from ecinn.studies.benchmark.side_by_side import (
+    METHODS,
+    ImageScores,
+    Made,
+    Pairs,
+    Scores,
+    SideBySide,
+)
 from ecinn.studies.judges import Judges
 
 SHOWN = 8
@@ -29,91 +35,81 @@ _WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
 """Size of a panel and of a letter in points, precise enough to keep labels apart."""
 
 
+_DISTANCE = (
+    ("EN", "elastic_net", 2, 1.0), ("L1", "l1", 2, 1.0), ("L2", "l2", 2, 1.0),
+    ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0), ("Fréchet", "frechet", 2, 1.0),
+    ("bits/dim", "bits_per_dim", 3, 1.0), ("diversity", "diversity", 2, 1.0),
+)  # fmt: skip
+"""Columns: heading, name of the score, digits, factor."""
+
+
 def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out who is convinced, distance and realism, and cost."""
     planted = result.dataset in CUES
     rows = (*result.methods, *result.references)
-    errors = [
-        f"{row.method} raised an error in {len(row.errors)} batch(es), first: {row.errors[0]}"
-        for row in result.methods
-        if row.errors
-    ]
     about = wording()["methods"]
-    convinced = [note("side_by_side", "convinced", seed=result.seed)]
+    notes = [note("side_by_side", "convinced", seed=result.seed)]
+    columns = [(f"COUT ({result.cout_images} images)", "cout", 3, 1.0)]
     if planted:
-        convinced.append(note("side_by_side", "convinced_planted"))
+        notes.append(note("side_by_side", "convinced_planted"))
+        columns = []
+    columns.append(("label variation", "label_variation", 4, 1.0))
+    convinced = [
+        {
+            "method": row.method,
+            "reached q %": percent(row.reached),
+            "class changed %": percent(row.class_changed),
+            **verdict_cells(getattr(row.images, "verdict", None), record, planted=planted),
+            **_cells(row, columns),
+        }
+        for row in rows
+    ]
+    costs = [
+        {
+            "method": row.method,
+            "passes": number(row.passes, 1),
+            "seconds each": number(row.seconds, 4),
+            "gave up": str(row.failed),
+            "raised an error": str(row.raised),
+        }
+        for row in result.methods
+    ]
+    originals = {
+        "frechet": number(result.originals_frechet),
+        "bits_per_dim": number(result.originals_bits_per_dim, 3),
+    }
+    title = f"Who is convinced ({result.dataset}, {result.n} random test images)"
     return (
-        Table.of(
-            f"Who is convinced ({result.dataset}, {result.n} random test images)",
-            [_convinced_cells(row, result, record, planted=planted) for row in rows],
-            convinced,
-        ),
+        Table.of(title, convinced, notes),
         Table.of(
             "Distance and realism",
-            [_distance_cells(row) for row in rows],
-            [
-                note(
-                    "side_by_side",
-                    "distance",
-                    frechet=number(result.originals_frechet),
-                    bits_per_dim=number(result.originals_bits_per_dim, 3),
-                )
-            ],
+            [{"method": row.method, **_cells(row, _DISTANCE)} for row in rows],
+            [note("side_by_side", "distance", **originals)],
         ),
         Table.of(
             "Cost",
-            [
-                {
-                    "method": row.method,
-                    "passes": number(row.passes, 1),
-                    "seconds each": number(row.seconds, 4),
-                    "gave up": str(row.failed),
-                    "raised an error": str(row.raised),
-                }
-                for row in result.methods
-            ],
+            costs,
             [
                 note("side_by_side", "cost", batch_size=result.batch_size),
                 *(f"{row.method}: {about.get(row.method, NONE)}." for row in result.methods),
-                *errors,
+                *(
+                    f"{row.method} raised an error in {len(row.errors)} batch(es), "
+                    f"first: {row.errors[0]}"
+                    for row in result.methods
+                    if row.errors
+                ),
             ],
         ),
     )
 
 
-def _convinced_cells(
-    row: Scores, result: SideBySide, record: Mapping[str, Any], *, planted: bool
-) -> dict[str, str]:
-    verdict = None if row.images is None else row.images.verdict
-    cout = {} if planted else {f"COUT ({result.cout_images} images)": _figure(row, "cout", 3)}
+def _cells(row: Scores, columns: Sequence[tuple[str, str, int, float]]) -> dict[str, str]:
+    """Format scores of the images and of the judges; dashes if there are no images."""
+    scores = {} if row.images is None else vars(row.images) | vars(row.images.verdict)
     return {
-        "method": row.method,
-        "reached q %": percent(row.reached),
-        "class changed %": percent(row.class_changed),
-        **verdict_cells(verdict, record, planted=planted),
-        **cout,
-        "label variation": number(getattr(verdict, "label_variation", None), 4),
+        heading: number(scores.get(name), digits, factor)
+        for heading, name, digits, factor in columns
     }
-
-
-def _distance_cells(row: Scores) -> dict[str, str]:
-    verdict = None if row.images is None else row.images.verdict
-    return {
-        "method": row.method,
-        "EN": _figure(row, "elastic_net"),
-        "L1": _figure(row, "l1"),
-        "L2": _figure(row, "l2"),
-        "IM1": _figure(row, "im1", 3),
-        "IM2 ×100": _figure(row, "im2", 3, 100.0),
-        "Fréchet": number(getattr(verdict, "frechet", None)),
-        "bits/dim": _figure(row, "bits_per_dim", 3),
-        "diversity": _figure(row, "diversity"),
-    }
-
-
-def _figure(row: Scores, name: str, digits: int = 2, factor: float = 1.0) -> str:
-    """Format a figure of the images; a dash if there are none."""
-    return number(getattr(row.images, name, None), digits, factor)
 
 
 @dataclass(frozen=True)
@@ -127,12 +123,11 @@ class _Point:
     """Percentage of convinced judges, and the size or realism of the change."""
 
 
-def _point(row: Scores, *, planted: bool) -> _Point:
-    assert row.images is not None
-    verdict = row.images.verdict
+def _point(row: Scores, images: ImageScores, *, planted: bool) -> _Point:
+    verdict = images.verdict
     shares = [verdict.truth] if verdict.oracles is None else list(verdict.oracles.values())
     convinced = 100 * min(share.mean for share in shares if share is not None)
-    other = row.images.elastic_net.mean if planted else verdict.frechet
+    other = images.elastic_net.mean if planted else verdict.frechet
     passes = math.nan if row.passes is None else row.passes.mean
     return _Point(row.method, (passes, row.seconds or math.nan), (convinced, other))
 
@@ -146,7 +141,10 @@ def cost_figure(result: SideBySide) -> bytes:
             "the figure needs matplotlib: pip install 'ecinn[benchmark]' (tables are written)"
         ) from None
     planted = result.dataset in CUES
-    points = [_point(row, planted=planted) for row in result.methods if row.images is not None]
+    points, references = (
+        [_point(row, row.images, planted=planted) for row in rows if row.images is not None]
+        for rows in (result.methods, result.references)
+    )
     if not points:
         raise InputError("no method made an image: there is nothing to draw")
     figure = figures.Figure(figsize=(12, 8.4), dpi=130, layout="constrained")
@@ -155,7 +153,6 @@ def cost_figure(result: SideBySide) -> bytes:
         fontsize=14,
     )
     axes = figure.subplots(2, 2, sharey="row")
-    reference = _point(result.references[-1], planted=planted)
     who = "Cue says q (%)" if planted else "Classified as q by the weaker oracle (%)"
     what = "EN, the size of the change" if planted else "Fréchet distance to real images"
     names = (f"{who}\nmore is better", f"{what}\nless is better")
@@ -163,12 +160,12 @@ def cost_figure(result: SideBySide) -> bytes:
     for row, name in enumerate(names):
         axes[row, 0].set_ylabel(name, fontsize=11)
         for column, cost in enumerate(costs):
-            axis, level = axes[row, column], reference.qualities[row]
+            axis, level = axes[row, column], references[-1].qualities[row]
             line = axis.axhline(level, color="#777777", linestyle="--", linewidth=1, zorder=0)
             _draw(axis, points, column, row, level)
             axis.set_xlabel(f"{cost} (log scale)", fontsize=11)
     (hollow,) = axes[0, 0].plot([], [], "o", color="#777777", markersize=9, mfc="white", mew=1.8)
-    labels = [reference.method, "hollow: less than half convinced (upper panels)"]
+    labels = [references[-1].method, "hollow: less than half convinced (upper panels)"]
     figure.legend([line, hollow], labels, loc="outside lower center", ncols=2, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -258,21 +255,15 @@ def sheet(
     made: Mapping[str, Made],
     judges: Judges,
     class_names: Sequence[str],
-    cue: Cue | None = None,
 ) -> Image.Image:
-    """Draw the first images by every method, with what the cue or an oracle reads in each."""
+    """Draw the first images by every method, with the class that the cue or an oracle reads."""
+    cue = CUES.get(result.dataset)
     who = "cue" if cue else "oracle"
     shown = min(SHOWN, len(pairs.q))
     p, q = pairs.p.tolist(), pairs.q.tolist()
-    rows = [
-        tuple(
-            grid.Panel(
-                image_array(pairs.images[column]),
-                f"{class_names[p[column]]} to {class_names[q[column]]}",
-            )
-            for column in range(shown)
-        )
-    ]
+    captions = [f"{class_names[p[i]]} to {class_names[q[i]]}" for i in range(shown)]
+    first = map(image_array, pairs.images[:shown])
+    rows = [tuple(map(grid.Panel, first, captions))]
     names = [("original", "class, and target")]
     for row in result.methods:
         images, exists = made[row.method].images[:shown], made[row.method].exists.tolist()
@@ -281,11 +272,11 @@ def sheet(
         rows.append(
             tuple(
                 grid.Panel(
-                    image_array(images[column]),
-                    f"{who}: {class_names[judged[column]]}" if exists[column] else "error",
-                    not exists[column] or judged[column] != q[column],
+                    image_array(images[i]),
+                    f"{who}: {class_names[judged[i]]}" if exists[i] else "error",
+                    not exists[i] or judged[i] != q[i],
                 )
-                for column in range(shown)
+                for i in range(shown)
             )
         )
     return grid.draw(

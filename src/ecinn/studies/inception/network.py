@@ -41,8 +41,7 @@ class InceptionClassifier(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]."""
-        size = (self.side, self.side)
-        enlarged = F.interpolate(x, size, mode="bilinear", align_corners=False)
+        enlarged = F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False)
         logits: Tensor = self.network(enlarged)
         return logits
 

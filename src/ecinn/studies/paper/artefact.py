@@ -4,10 +4,10 @@ They are listed in `artefacts.toml`. Modules that draw are imported when an arte
 that the list needs no matplotlib.
 """
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib import import_module
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,6 @@ class Context:
 
     seed: int = 0
     celeba: Path | None = None
-    """Folder of CelebA."""
     inception: Path | None = None
     """Folder of the networks that `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
     beta: Path | None = None
@@ -53,6 +52,11 @@ class Context:
     def data(self) -> Callable[[str, Split], Dataset]:
         """Load the images of a dataset, once."""
         return cache(lambda dataset, split: load_dataset(dataset, split, self.celeba))
+
+    def tested(self, name: str) -> tuple[Model, Dataset]:
+        """Return a shipped model and its test images."""
+        model = self.model(name)
+        return model, self.data(model.recipe.dataset, "test")
 
     def generator(self, figure: int) -> torch.Generator:
         """Return the random draws of one figure, the same whether or not others are made."""
@@ -76,6 +80,16 @@ class Made:
     skipped: Mapping[str, Need] = field(default_factory=dict)
     """Parts that were left out, and what they need."""
 
+    @classmethod
+    def single(
+        cls, stem: str, content: Figure | Sequence[Figure], numbers: object, text: str
+    ) -> "Made":
+        """One figure, or a book of several, with its numbers and its caption."""
+        made = cls(data={stem: numbers}, captions={stem: text})
+        if isinstance(content, Sequence):
+            return replace(made, books={stem: content})
+        return replace(made, figures={stem: content})
+
 
 @dataclass(frozen=True)
 class Artefact:
@@ -90,37 +104,28 @@ class Artefact:
     """What the paper shows and says there."""
 
 
-def read_artefacts() -> tuple[Artefact, ...]:
-    """Read all artefacts in the order of the paper."""
-    return tuple(
-        Artefact(
-            name,
-            about["title"],
-            _maker(about["make"]),
-            frozenset(about.get("needs", ())),
-            about.get("reported", ""),
-        )
-        for name, about in read_toml("artefacts.toml").items()
-        if "make" in about
-    )
-
-
 def caption(name: str, **values: Any) -> str:  # noqa: ANN401
     """Fill in the caption of an artefact."""
     return fill(read_toml("artefacts.toml")[name]["caption"], values)
 
 
-def _maker(function: str) -> Callable[[Context], Made]:
-    module, _, name = function.partition(".")
-
-    def make(context: Context) -> Made:
-        made: Made = getattr(import_module(f"ecinn.studies.paper.{module}"), name)(context)
-        return made
-
-    return make
+def _make(function: str, context: Context) -> Made:
+    made: Made = pkgutil.resolve_name(f"ecinn.studies.paper.{function}")(context)
+    return made
 
 
-ARTEFACTS = read_artefacts()
+ARTEFACTS = tuple(
+    Artefact(
+        name,
+        about["title"],
+        partial(_make, about["make"]),
+        frozenset(about.get("needs", ())),
+        about.get("reported", ""),
+    )
+    for name, about in read_toml("artefacts.toml").items()
+    if "make" in about
+)
+"""All artefacts in the order of the paper."""
 
 
 def command(names: str, context: Context) -> str:

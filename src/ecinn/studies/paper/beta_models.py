@@ -33,6 +33,9 @@ PAIRS = 2000
 BATCH_SIZE = 250
 FILE = "trade_off.safetensors"
 SHIPPED = ASSETS / "paper" / FILE
+JUDGED = ("judged", "convinced", "frechet")
+"""The metrics of a checkpoint that `Jury.judge` measures."""
+METRICS = ("error", "bits_per_dim", "reached_q", *JUDGED)
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,6 @@ class TradeOff:
     """True where the model reads its stored counterfactual as the target."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Verdicts of independent judges on the counterfactuals of one model, as in `TradeOff`."""
-
-    judged: int
-    convinced: int
-    frechet: float
-
-
-MEASURED = frozenset(field.name for field in dataclasses.fields(Judged))
-
-
 def settings(beta: float, epochs: int | None = None) -> Recipe:
     """Return the recipe of the model with this β."""
     if not 0 < beta < float("inf"):
@@ -90,9 +81,7 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
     """Draw one image of each class but the target per round; return their positions."""
     generator = torch.Generator().manual_seed(seed)
     columns = []
-    for label in range(len(data.class_names)):
-        if label == target:
-            continue
+    for label in (label for label in range(len(data.class_names)) if label != target):
         candidates = (data.labels == label).nonzero()[:, 0]
         if len(candidates) < ROUNDS:
             raise InputError(
@@ -120,8 +109,8 @@ class Jury:
         q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
         return cls(judges, data.images[rows], q, judges.features(data.images))
 
-    def judge(self, model: Model) -> Judged:
-        """Judge the stored α₁ counterfactuals of digits that are not already read as q."""
+    def judge(self, model: Model) -> dict[str, float | int]:
+        """Measure `JUDGED` on stored α₁ counterfactuals; digits already read as q are left out."""
         other = predicted_classes(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
         stored = [
@@ -131,7 +120,8 @@ class Jury:
         verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
         assert verdict.oracles is not None
         share = verdict.oracles[MAIN_ORACLE]
-        return Judged(share.n, round(share.mean * share.n), verdict.frechet)
+        values = (share.n, round(share.mean * share.n), verdict.frechet)
+        return dict(zip(JUDGED, values, strict=True))
 
 
 def compare(
@@ -148,12 +138,7 @@ def compare(
     counterfactuals, already, reached = map(torch.stack, zip(*explained, strict=True))
     return TradeOff(
         beta=tuple(checkpoint.recipe.beta for checkpoint in models),
-        error=_metric(models, "error"),
-        bits_per_dim=_metric(models, "bits_per_dim"),
-        reached_q=_metric(models, "reached_q"),
-        judged=tuple(int(checkpoint.metrics["judged"]) for checkpoint in models),
-        convinced=tuple(int(checkpoint.metrics["convinced"]) for checkpoint in models),
-        frechet=_metric(models, "frechet"),
+        **{name: tuple(checkpoint.metrics[name] for checkpoint in models) for name in METRICS},
         target=target,
         places=tuple(places.tolist()),
         training={
@@ -166,10 +151,6 @@ def compare(
         already=already,
         reached=reached,
     )
-
-
-def _metric(models: Sequence[Checkpoint], name: str) -> tuple[float, ...]:
-    return tuple(float(checkpoint.metrics[name]) for checkpoint in models)
 
 
 def _explained(
@@ -187,12 +168,8 @@ def _explained(
 
 def save(result: TradeOff, path: Path) -> None:
     """Write the results in one step."""
-    tensors = {name: getattr(result, name) for name in _TENSORS}
-    about = {
-        field.name: getattr(result, field.name)
-        for field in dataclasses.fields(TradeOff)
-        if field.name not in _TENSORS
-    }
+    tensors = {name: value for name, value in vars(result).items() if isinstance(value, Tensor)}
+    about = {name: value for name, value in vars(result).items() if name not in tensors}
     write_tensors(path, tensors, about)
 
 
@@ -209,11 +186,8 @@ def read(path: Path) -> TradeOff:
     """Read the results that `save` wrote."""
     tensors, about = read_tensors(path)
     try:
-        values: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
+        values: dict[str, Any] = dict(tensors)
         values |= {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
         return TradeOff(**values)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, TypeError) as error:
         raise InputError(f"{path} was not written by `ecinn beta`: make it again") from error
-
-
-_TENSORS = ("images", "counterfactuals", "already", "reached")

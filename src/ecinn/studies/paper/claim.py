@@ -1,7 +1,7 @@
 """Claims of the paper: read from `claims.toml`, judged by votes, and put into words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -13,25 +13,6 @@ Verdict = Literal["supported", "partly", "refuted", "vague", "untested"]
 """Vague: the text leaves open what is meant. Untested: nothing was measured."""
 Votes = Sequence[bool]
 CLAIMS_COMMAND = "ecinn paper claims"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A claim as `claims.toml` has it; the comment there explains the fields."""
-
-    name: str
-    section: str
-    sentence: str
-    measured: str
-    figure: str = ""
-    command: str = CLAIMS_COMMAND
-    verdict: Verdict | None = None
-    needs: str = ""
-    without: str = ""
-    untested: str = ""
-    thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    phrases: Mapping[str, str] = field(default_factory=dict)
-    columns: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -52,18 +33,26 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper with its verdict and a report of the measurement."""
+    """A sentence of the paper: as `claims.toml` has it, or with its verdict and report.
+
+    The comment in the file explains the fields.
+    """
 
     name: str
     section: str
     sentence: str
-    verdict: Verdict
-    measured: str
+    verdict: Verdict | Literal[""] = ""
+    measured: str = ""
     figure: str = ""
     command: str = CLAIMS_COMMAND
     thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
     table: str = ""
+    needs: str = ""
+    without: str = ""
+    untested: str = ""
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[Sequence[str]] = ()
 
 
 def document() -> dict[str, Any]:
@@ -72,9 +61,12 @@ def document() -> dict[str, Any]:
 
 
 @cache
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, Claim]:
     """Return all claims by name, in the order of the file."""
-    return {name: Entry(name, **fields) for name, fields in document()["claim"].items()}
+    return {
+        name: Claim(name, **fields | {"sentence": fill(fields["sentence"], {})})
+        for name, fields in document()["claim"].items()
+    }
 
 
 def limits(name: str) -> dict[str, float]:
@@ -107,27 +99,11 @@ def claim_of(measurement: Measurement) -> Claim:
         rows = tuple(tuple(map(show, row, formats)) for row in measurement.rows)
         table = Table("", head, rows).markdown().rstrip()
     verdict = entry.verdict or judge(measurement.votes)
-    measured = fill(entry.measured, values)
-    return _claim(entry, verdict, measured, measurement.numbers, table)
+    measured, numbers = fill(entry.measured, values), measurement.numbers
+    return replace(entry, verdict=verdict, measured=measured, numbers=numbers, table=table)
 
 
-def unmeasured(entry: Entry) -> Claim:
+def unmeasured(entry: Claim) -> Claim:
     """Report a claim that nothing was measured of."""
-    return _claim(entry, "untested", fill(entry.untested or entry.measured, {}), {}, "")
-
-
-def _claim(
-    entry: Entry, verdict: Verdict, measured: str, numbers: Mapping[str, Any], table: str
-) -> Claim:
-    return Claim(
-        entry.name,
-        entry.section,
-        fill(entry.sentence, {}),
-        verdict,
-        measured,
-        entry.figure,
-        entry.command,
-        entry.thresholds,
-        numbers,
-        table,
-    )
+    measured = fill(entry.untested or entry.measured, {})
+    return replace(entry, verdict="untested", measured=measured)

@@ -1,7 +1,7 @@
 """`ecinn paper claims`: measure every claim of the paper and write them on one page."""
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from ecinn.drawing.table import Table
 from ecinn.studies.benchmark.record import jsonable
@@ -40,7 +40,7 @@ def measure_claims(
     sizes: Sizes = Sizes(),  # noqa: B008
 ) -> list[Claim]:
     """Return all claims in the order of `claims.toml`, with their verdicts."""
-    measured = {each.name: claim_of(each) for each in measurements(context, sizes)}
+    measured = {result.name: claim_of(result) for result in measurements(context, sizes)}
     claims = []
     for name, entry in entries().items():
         if name in measured:
@@ -84,7 +84,16 @@ def _report(claim: Claim) -> str:
     return f"{text}\n\n{claim.table}" if claim.table else text
 
 
+def as_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """Return the reports without the templates they were made from."""
+    templates = {"needs", "without", "untested", "phrases", "columns"}
+    return [
+        {key: value for key, value in jsonable(claim).items() if key not in templates}
+        for claim in claims
+    ]
+
+
 def make(context: Context) -> Made:
     """Make the page and its JSON."""
     claims = measure_claims(context)
-    return Made(pages={"claims": page(claims)}, data={"claims": jsonable(claims)})
+    return Made(pages={"claims": page(claims)}, data={"claims": as_json(claims)})

@@ -1,9 +1,11 @@
 """Measure claims about digits: cost, tipping points, persuasion, and what is preserved."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.explanation.counterfactual import counterfactual
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.heatmaps import map_similarity
-from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion, wilson
+from ecinn.metrics.statistics import Interval, proportion, wilson
 from ecinn.metrics.strokes import FEATURES
 from ecinn.progress import ignore
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
@@ -27,10 +29,10 @@ from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.measuring import (
     RESAMPLES,
-    CountedClassifier,
     Sample,
     Sizes,
     explained_sample,
+    means,
     median_seconds,
     pearson,
     spearman,
@@ -44,32 +46,18 @@ POOL = 2000
 
 def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     """Measure all of them on one sample of test digits."""
-    data, judges = context.data("mnist", "test"), load_judges("mnist")
-    model, seed = context.model("mnist"), context.seed
+    (model, data), judges, seed = context.tested("mnist"), load_judges("mnist"), context.seed
     sample = explained_sample(model, data, sizes.digits, seed, context.observe)
     few = min(sizes.few, sizes.digits)
     yield two_evaluations(sample, sizes.timings)
     yield competitors(sample, judges, min(sizes.searched, sizes.digits))
-    yield exact_inverse(sample)
-    yield nearest_mean(sample, few)
-    yield minimal(sample, few)
-    yield tipping_points(sample)
-    yield third_class(sample)
-    yield reaches_target(sample)
-    yield alpha_1(sample)
-    yield which_alpha(sample)
-    yield same_class(sample)
-    yield torn_oracles(sample, judges)
-    yield convinces_oracles(sample, judges)
+    yield from (nearest_mean(sample, few), minimal(sample, few))
+    yield from (exact_inverse(sample), tipping_points(sample), third_class(sample))
+    yield from (reaches_target(sample), alpha_1(sample), which_alpha(sample), same_class(sample))
+    yield from (torn_oracles(sample, judges), convinces_oracles(sample, judges))
     yield realistic(sample, judges, data)
     yield features_kept(kept_features(sample, data, seed), len(sample.q))
-    yield diverse(sample)
-    yield comparable_errors(sample, judges)
-    yield bits_per_dim(sample)
-
-
-def _mean(values: Tensor) -> Interval:
-    return bootstrap_interval(values.double(), generator=torch.Generator().manual_seed(0))
+    yield from (diverse(sample), comparable_errors(sample, judges), bits_per_dim(sample))
 
 
 def two_evaluations(
@@ -81,18 +69,26 @@ def two_evaluations(
 ) -> Measurement:
     """Count and time the evaluations that one counterfactual takes."""
     model, x = sample.model, sample.model.pixels(sample.images[:1])
-    q = sample.q[:1].to(model.device)
-    counted = CountedClassifier(model)
+    q, calls = sample.q[:1].to(model.device), Counter[str]()
+
+    def counted(name: str) -> Callable[[Tensor], Any]:
+        def call(values: Tensor) -> Any:  # noqa: ANN401
+            calls[name] += 1
+            return getattr(model, name)(values)
+
+        return call
+
+    members = {name: counted(name) for name in ("encode_with_log_det", "decode")}
     # Gradients are off: whatever needs them would fail.
     with torch.inference_mode():
-        method(counted, model.mu_bar, x, q)
+        method(SimpleNamespace(mu=model.mu, **members), model.mu_bar, x, q)
         both = timer(lambda: method(model, model.mu_bar, x, q), repeats, x.device)
         forward = timer(lambda: model.encode_with_log_det(x), repeats, x.device)
-    times = both / forward
-    once = (counted.encodes, counted.decodes) == (1, 1)
+    times, (encodes, decodes) = both / forward, map(calls.__getitem__, members)
+    once = encodes == decodes == 1
     return Measurement(
         "two-evaluations",
-        {"encodes": counted.encodes, "decodes": counted.decodes, "times_forward": times},
+        {"encodes": encodes, "decodes": decodes, "times_forward": times},
         [[once and times <= limits("two-evaluations")["times"], once]],
         {"repeats": repeats},
     )
@@ -103,7 +99,8 @@ def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
     pairs = Pairs(sample.index[:n], sample.images[:n], sample.p[:n], sample.q[:n])
     numbers: dict[str, dict[str, Any]] = {}
     for name in ("ecinn", *SEARCHES):
-        prepare = partial(METHODS[name], sample.model, _no_training, ignore)
+        training = partial(load_dataset, "mnist", "train")
+        prepare = partial(METHODS[name], sample.model, training, ignore)
         made = make_counterfactuals(prepare, pairs, sample.model.device)
         convinced = proportion(judges.verdicts(made.images)[MAIN_ORACLE] == pairs.q)
         numbers[name] = {"passes": float(made.passes.double().mean()), "convinced": convinced}
@@ -116,10 +113,6 @@ def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
         {"n": n, "most": most},
         rows=[[name, *figures.values()] for name, figures in numbers.items()],
     )
-
-
-def _no_training() -> Dataset:
-    raise AssertionError("these searches need no training images")
 
 
 def exact_inverse(sample: Sample) -> Measurement:
@@ -138,35 +131,27 @@ def nearest_mean(sample: Sample, n: int) -> Measurement:
     nearest = torch.cdist(z.double(), model.mu.double()).argmin(1)
     same = proportion((by_density == nearest).cpu())
     votes = [share_votes(same, limits("nearest-mean")["share"])]
-    return Measurement("nearest-mean", {"same": same}, votes, {"n": n})
+    return Measurement("nearest-mean", {"same": same}, votes)
 
 
 def minimal(sample: Sample, n: int) -> Measurement:
     """Divide the way to the boundary along Δ by that along w = μ_q − μ_p, in z and in x."""
     model, (p, q) = sample.model, (sample.p[:n], sample.q[:n])
-    mu, mu_bar = (means.detach().cpu().double() for means in (model.mu, model.mu_bar))
+    mu, mu_bar = (mean.detach().cpu().double() for mean in (model.mu, model.mu_bar))
     first, second = torch.combinations(torch.arange(len(mu))).unbind(1)
     delta = equations.latent_direction(mu_bar, first, second)
     # |α₀|‖Δ‖ over |wᵀz + b| / ‖w‖, in which z cancels.
     latent = 1 / F.cosine_similarity(delta, mu[second] - mu[first]).abs()
     along_delta = _change_at_boundary(sample, n, equations.latent_direction(mu_bar, p, q))
     along_w = _change_at_boundary(sample, n, mu[q] - mu[p])
-    in_input, most = _mean(along_delta / along_w), float(latent.max())
+    (in_input,), smaller = means(along_delta / along_w), proportion(along_w < along_delta)
+    mean, least, most = (float(value) for value in (latent.mean(), latent.min(), latent.max()))
+    ratios = {"mean": mean, "least": least, "most": most, "pairs": len(latent)}
     limit = limits("minimal")["longer"]
     return Measurement(
         "minimal",
-        {
-            "latent": {
-                "mean": float(latent.mean()),
-                "least": float(latent.min()),
-                "most": most,
-                "pairs": len(latent),
-            },
-            "input": in_input,
-            "along_w_is_smaller": proportion(along_w < along_delta),
-        },
+        {"latent": ratios, "input": in_input, "along_w_is_smaller": smaller},
         [[most < limit, in_input.high < limit]],
-        {"n": n},
     )
 
 
@@ -188,13 +173,9 @@ def _change_at_boundary(
 def tipping_points(sample: Sample) -> Measurement:
     """|p(p) − p(q)| at α₀, in latent space and in the stored image."""
     pair = torch.stack([sample.p, sample.q], 1)
-    latent, stored = (
-        posterior.double().gather(1, pair)
-        for posterior in (
-            sample.gather(lambda e: e.tipping_certificate.posterior[:, 0]),
-            sample.gather(lambda e: e.tipping_certificate.verdict[:, 0]),
-        )
-    )
+    latent = sample.gather(lambda e: e.tipping_certificate.posterior[:, 0])
+    stored = sample.gather(lambda e: e.tipping_certificate.verdict[:, 0])
+    latent, stored = (posterior.double().gather(1, pair) for posterior in (latent, stored))
     apart, stored_apart, renormalised_apart = (
         (values[:, 0] - values[:, 1]).abs()
         for values in (latent, stored, stored / stored.sum(1, keepdim=True))
@@ -212,7 +193,6 @@ def tipping_points(sample: Sample) -> Measurement:
             "stored_renormalised_median": float(renormalised_apart.median()),
         },
         [share_votes(tied, limit["share"])],
-        {"n": len(apart)},
     )
 
 
@@ -232,7 +212,7 @@ def reaches_target(sample: Sample) -> Measurement:
         "reaches-q",
         {"reached": reached, "median_p_q": float(p_q.median()), "sure": proportion(p_q > 0.99)},
         [share_votes(reached, limits("reaches-q")["share"])],
-        {"n": len(p_q), "smoothed_label": sample.smoothed_label},
+        {"smoothed_label": sample.smoothed_label},
     )
 
 
@@ -240,27 +220,21 @@ def alpha_1(sample: Sample) -> Measurement:
     """Compare α₁ = 4/5 + α₀/2 with α₀."""
     alpha_0 = sample.gather(lambda e: e.alpha_0[:, 0]).double()
     convincing = equations.convincing_alpha(alpha_0)
-    generator = torch.Generator().manual_seed(0)
-    means = [bootstrap_interval(a, generator=generator) for a in (alpha_0, convincing)]
-    beyond = proportion(convincing > alpha_0)
-    return Measurement("alpha-1", {"beyond": beyond, "alpha_0": means[0], "alpha_1": means[1]})
+    beyond, (mean_0, mean_1) = proportion(convincing > alpha_0), means(alpha_0, convincing)
+    return Measurement("alpha-1", {"beyond": beyond, "alpha_0": mean_0, "alpha_1": mean_1})
 
 
 def which_alpha(sample: Sample) -> Measurement:
     """Compare h at α₀ with h at α₁."""
-    x = sample.gather(lambda e: e.x)
-    at_0 = sample.gather(lambda e: e.tipping_point[:, 0]) - x
-    at_1 = sample.change
-    generator = torch.Generator().manual_seed(0)
-    cosine = bootstrap_interval(map_similarity(at_0, at_1), generator=generator)
+    at_0, at_1 = sample.gather(lambda e: e.tipping_point[:, 0] - e.x), sample.change
     ratio = at_0.flatten(1).norm(dim=1) / at_1.flatten(1).norm(dim=1)
-    size = bootstrap_interval(ratio.double(), generator=generator)
+    cosine, size = means(map_similarity(at_0, at_1), ratio)
     return Measurement("eq-4-alpha", {"cosine": cosine, "size": size})
 
 
 def same_class(sample: Sample) -> Measurement:
     """α₀ for p = q, which is 0/0."""
-    mu, mu_bar = (means.cpu() for means in (sample.model.mu, sample.model.mu_bar))
+    mu, mu_bar = (mean.cpu() for mean in (sample.model.mu, sample.model.mu_bar))
     p = sample.p[:1]
     delta = equations.latent_direction(mu_bar, p, p)
     alpha = float(equations.tipping_point_alpha(torch.zeros_like(delta), delta, mu[p], mu[p]))
@@ -286,9 +260,8 @@ def torn_oracles(sample: Sample, judges: Judges) -> Measurement:
         "torn",
         numbers,
         [[False, not refuted]],  # without asking people it cannot be supported
-        {"n": len(pair)},
-        {"who": ["refuted" if refuted else "open"]},
-        [[family, *shares.values()] for family, shares in numbers.items()],
+        chosen={"who": ["refuted" if refuted else "open"]},
+        rows=[[family, *shares.values()] for family, shares in numbers.items()],
     )
 
 
@@ -298,11 +271,10 @@ def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
         {family: proportion(read == sample.q) for family, read in judges.verdicts(images).items()}
         for images in (sample.stored, sample.real)
     )
-    wanted = limits("convincing")["share"]
     return Measurement(
         "convincing",
         made,
-        [share_votes(share, wanted) for share in made.values()],
+        [share_votes(share, limits("convincing")["share"]) for share in made.values()],
         rows=[[family, share, real[family]] for family, share in made.items()],
     )
 
@@ -358,11 +330,11 @@ def kept_features(
             feature(images) for images in (sample.images, sample.stored, sample.real)
         )
         real = feature(pool.images)
-        means = torch.stack([real[pool.labels == label].nanmean() for label in classes])
+        by_class = torch.stack([real[pool.labels == label].nanmean() for label in classes])
         features[name] = Kept(
             pearson(before, after, generator, resamples),
             spearman(before, after, generator, resamples),
-            pearson(before - means[sample.p], after - means[sample.q], generator, resamples),
+            pearson(before - by_class[sample.p], after - by_class[sample.q], generator, resamples),
             pearson(before, control, generator, resamples),
             float((after - before).abs().nanmean()),
             float((control - before).abs().nanmean()),
@@ -375,16 +347,15 @@ def features_kept(features: dict[str, Kept], n: int) -> Measurement:
     least = limits("features-kept")["kept"]
     lost = [name for name, feature in features.items() if not feature.kept]
     plain = [name for name, feature in features.items() if feature.r.mean < least]
-    rows = [
-        [name, f.r, f.rho, f.within, f.control, f"{f.change:.2f} ({f.control_change:.2f})"]
-        for name, f in features.items()
-    ]
     return Measurement(
         "features-kept",
         features,
         [[feature.kept for feature in features.values()]],
         {"n": n, "lost": ", ".join(lost) or "none", "plain": ", ".join(plain) or "none"},
-        rows=rows,
+        rows=[
+            [name, f.r, f.rho, f.within, f.control, f"{f.change:.2f} ({f.control_change:.2f})"]
+            for name, f in features.items()
+        ],
     )
 
 
@@ -395,18 +366,21 @@ def diverse(sample: Sample) -> Measurement:
         rows = sample.q == label
         if int(rows.sum()) > 1:
             ratios.append(metrics.diversity(sample.stored[rows], sample.real[rows]))
-    ratio, limit = _mean(torch.tensor(ratios, dtype=torch.float64)), limits("diverse")
+    (ratio,), limit = means(torch.tensor(ratios, dtype=torch.float64)), limits("diverse")
     votes = [[ratio.low > limit["half"], ratio.low > limit["most"]]]
     return Measurement("diverse", {"ratio": ratio}, votes, {"classes": len(ratios)})
 
 
 def comparable_errors(sample: Sample, judges: Judges) -> Measurement:
     """Compare the recorded test errors of the INN and of the convolutional judge."""
-    metrics_, record = sample.model.checkpoint.metrics, judges.record
-    n, judged = int(metrics_["n"]), int(record["test_images"])
-    wrong = 1 - float(record["accuracy"][MAIN_ORACLE])
-    inn = wilson(round(float(metrics_["error"]) * n), n)
-    cnn = wilson(round(wrong * judged), judged)
+    ours, judge = sample.model.checkpoint.metrics, judges.record
+    inn, cnn = (
+        wilson(round(float(error) * n), n)
+        for error, n in (
+            (ours["error"], int(ours["n"])),
+            (1 - float(judge["accuracy"][MAIN_ORACLE]), int(judge["test_images"])),
+        )
+    )
     votes = [[inn.low <= cnn.high, inn.mean <= limits("errors")["times"] * cnn.mean]]
     return Measurement("errors", {"INN": inn, "CNN": cnn}, votes)
 

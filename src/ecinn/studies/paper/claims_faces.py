@@ -1,7 +1,9 @@
 """Measure claims about faces, which need CelebA, and about β, which need trained models."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,21 +12,15 @@ from ecinn.attribution.scores import ExplainedINN
 from ecinn.auditing import Audit, audit
 from ecinn.data.dataset import Dataset
 from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
-from ecinn.metrics.statistics import (
-    Interval,
-    bootstrap_interval,
-    paired_difference_interval,
-    proportion,
-    wilson,
-)
+from ecinn.metrics.statistics import Interval, proportion, wilson
 from ecinn.model import Model
-from ecinn.progress import Observer, Progress, ignore
+from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.paper import beta_models
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.beta_models import TradeOff
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.measuring import Sizes
+from ecinn.studies.paper.measuring import Sizes, means
 
 MODELS = {
     "celeba-smile": "celeba/Smiling",
@@ -32,6 +28,7 @@ MODELS = {
     "celeba-lipstick": "celeba/Wearing_Lipstick",
     "celeba-makeup": "celeba/Heavy_Makeup",
 }
+COMPARED = (("celeba-smile", "celeba-cheekbones"), ("celeba-lipstick", "celeba-makeup"))
 METHOD: HeatmapMethod = "gradient_shap"
 """The established method used to compare the maps of two models: the cheapest that converges."""
 
@@ -43,39 +40,34 @@ REQUESTED = 1 - 1e-5
 
 def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     """Measure all claims about faces with two audits."""
-    lipstick = _audit(context, "celeba-lipstick", "celeba-makeup", sizes.faces)
-    smile = _audit(context, "celeba-smile", "celeba-cheekbones", sizes.faces)
-    models = {name: context.model(name) for name in ("celeba-lipstick", "celeba-makeup")}
+    models = {name: context.model(name) for name in MODELS}
+    smile, lipstick = (
+        audit(
+            models[name],
+            context.data(MODELS[name], "test"),
+            others={other: models[other]},
+            n=sizes.faces,
+            seed=context.seed,
+            observe=context.observe,
+        )
+        for name, other in COMPARED
+    )
+    yield from (balanced_labels(context), background_stays(smile), smile_is_cheekbones(smile))
+    requested = sure_when_requested(models["celeba-smile"], smile, sizes.face_maps)
+    yield smiles_reach(smile, *requested)
+    painted = {name: models[name] for name in COMPARED[1]}
+    yield lipstick_is_makeup(lipstick, {name: stages(model) for name, model in painted.items()})
     training = context.data(MODELS["celeba-lipstick"], "train")
-    smiling = context.model("celeba-smile")
-    yield balanced_labels(context)
-    yield smiles_reach(smile, *sure_when_requested(smiling, smile, sizes.face_maps))
-    yield background_stays(smile)
-    yield lipstick_is_makeup(lipstick, {name: stages(model) for name, model in models.items()})
     yield others_miss_it(
-        lipstick, training, models, sizes.face_maps, context.seed, context.observe
+        lipstick, training, painted, sizes.face_maps, context.seed, context.observe
     )
     yield whole_face(lipstick)
-    yield smile_is_cheekbones(smile)
-
-
-def _audit(context: Context, name: str, other: str, n: int) -> Audit:
-    return audit(
-        context.model(name),
-        context.data(MODELS[name], "test"),
-        others={other: context.model(other)},
-        n=n,
-        seed=context.seed,
-        observe=context.observe,
-    )
 
 
 def balanced_labels(context: Context) -> Measurement:
     """Count how often each label occurs."""
-    shares = {
-        name: proportion(context.data(dataset, "test").labels == 1)
-        for name, dataset in MODELS.items()
-    }
+    labels = {name: context.data(dataset, "test").labels for name, dataset in MODELS.items()}
+    shares = {name: proportion(values == 1) for name, values in labels.items()}
     least = limits("labels")["least"]
     return Measurement("labels", shares, [[share.high >= least for share in shares.values()]])
 
@@ -104,7 +96,7 @@ def smiles_reach(smile: Audit, requested: Interval, alpha: float) -> Measurement
             "median_p_q": float(p_q.median()),
         },
         [share_votes(reached, wanted), share_votes(sure, wanted)],
-        {"n": len(q), "requested": REQUESTED},
+        {"requested": REQUESTED},
     )
 
 
@@ -122,40 +114,41 @@ def background_stays(smile: Audit) -> Measurement:
 
 def stages(model: Model) -> str:
     """Name the stages of training that the model went through."""
-    recipe = model.checkpoint.recipe
-    distilled, refined = recipe.distillation_weight > 0, recipe.finetuning is not None
-    if distilled and refined:
-        return "distilled from a teacher and fine-tuned"
-    if distilled or refined:
-        return "distilled from a teacher" if distilled else "fine-tuned"
-    return "neither distilled nor fine-tuned"
+    distilled = ["distilled from a teacher"] if model.recipe.distillation_weight > 0 else []
+    refined = ["fine-tuned"] if model.recipe.finetuning is not None else []
+    return " and ".join(distilled + refined) or "neither distilled nor fine-tuned"
 
 
 def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measurement:
     """Compare the maps of both models for the same faces; maps of other faces are the control."""
-    compared = lipstick.comparisons[0]
-    same, control = compared.same, compared.shuffled
-    votes = [
-        same.absolute.low > control.absolute.high,
-        same.absolute.low > limits("lipstick-makeup")["identical"],
-    ]
+    measured = _similar(lipstick, "lipstick-makeup", "identical")
+    numbers = {"mean_maps": lipstick.comparisons[0].mean_maps, "recipes": dict(trained)}
     alike = len(set(trained.values())) == 1
-    return Measurement(
-        "lipstick-makeup",
-        {
-            "same": same,
-            "shuffled": control,
-            "mean_maps": compared.mean_maps,
-            "agreement": compared.agreement,
-            "recipes": dict(trained),
-        },
-        [votes],
-        {
-            "n": compared.n,
+    return replace(
+        measured,
+        numbers={**measured.numbers, **numbers},
+        words={
+            **measured.words,
             "trained": " and ".join(f"{name} was {how}" for name, how in trained.items()),
         },
-        {"recipes_differ": ["same" if alike else "different"]},
+        chosen={"recipes_differ": ["same" if alike else "different"]},
     )
+
+
+def _similar(result: Audit, name: str, threshold: str) -> Measurement:
+    compared = result.comparisons[0]
+    same, control = compared.same.absolute, compared.shuffled.absolute
+    return Measurement(
+        name,
+        {"same": compared.same, "shuffled": compared.shuffled, "agreement": compared.agreement},
+        [[same.low > control.high, same.low > limits(name)[threshold]]],
+        {"n": compared.n},
+    )
+
+
+def smile_is_cheekbones(smile: Audit) -> Measurement:
+    """Compare the models of smiles and high cheekbones in the same way."""
+    return _similar(smile, "smile-cheekbones", "similar")
 
 
 def others_miss_it(
@@ -169,12 +162,12 @@ def others_miss_it(
     """Make the same comparison with the maps of an established method."""
     n = min(n, len(lipstick.index))
     images, maps = lipstick.images[:n], []
+    done = counter(observe, f"{LABELS[METHOD]} of lipstick and makeup", len(models))
     for model in models.values():
-        x = model.pixels(images)
         p = torch.cat([model.predict(part) for part in images.split(25)]).argmax(1)
         made = heatmaps(
             ExplainedINN(model.classifier, model.mu_bar),
-            x,
+            model.pixels(images),
             p,
             1 - p,
             METHOD,
@@ -183,13 +176,11 @@ def others_miss_it(
             batch_size=8,
         )
         maps.append(made.maps.cpu())
-        observe(Progress(f"{LABELS[METHOD]} of lipstick and makeup", len(maps), len(models)))
-    generator = torch.Generator().manual_seed(seed)
-    cosine = bootstrap_interval(map_similarity(*maps).abs().double(), generator=generator)
+        done(len(maps))
     a, b = map(importance, maps)
-    ranks, rolled = rank_similarity(a, b), rank_similarity(a, b.roll(1, 0))
-    same, control = (bootstrap_interval(r, generator=generator) for r in (ranks, rolled))
-    beyond = paired_difference_interval(ranks, rolled, generator=generator)
+    ranks, rolled = (rank_similarity(a, other).double() for other in (b, b.roll(1, 0)))
+    columns = (map_similarity(*maps).abs(), ranks, rolled, ranks - rolled)
+    cosine, same, control, beyond = means(*columns, seed=seed)
     ours = lipstick.comparisons[0].same.absolute
     return Measurement(
         "others-miss-it",
@@ -213,23 +204,6 @@ def whole_face(lipstick: Audit) -> Measurement:
     return Measurement("whole-face", {"density": density, "share": share}, [votes], rows=rows)
 
 
-def smile_is_cheekbones(smile: Audit) -> Measurement:
-    """Compare the models of smiles and high cheekbones in the same way."""
-    compared = smile.comparisons[0]
-    same, control = compared.same.absolute, compared.shuffled.absolute
-    similar = limits("smile-cheekbones")["similar"]
-    return Measurement(
-        "smile-cheekbones",
-        {
-            "same": compared.same,
-            "shuffled": compared.shuffled,
-            "agreement": compared.agreement,
-        },
-        [[same.low > control.high, same.low > similar]],
-        {"n": compared.n},
-    )
-
-
 def measure_trade_off(context: Context) -> Iterator[Measurement]:
     """Measure the claim about β where models trained at increasing β are at hand."""
     path = beta_models.find(context.beta)
@@ -246,15 +220,11 @@ def trade_off(result: TradeOff) -> Measurement:
     best = max(convinced, key=lambda share: share.mean)
     least = min(errors, key=lambda share: share.mean)
     falls = {
-        "errors_falling": falling([error.mean for error in errors]),
-        "convinced_falling": falling([share.mean for share in convinced]),
-        "frechet_growing": falling([-distance for distance in result.frechet]),
+        "errors_fall": falling([error.mean for error in errors]),
+        "fewer_convince": falling([share.mean for share in convinced]),
+        "distance_grows": falling([-distance for distance in result.frechet]),
     }
-    monotone = limits("beta")["monotone"]
-    votes = {
-        "errors_fall": falls["errors_falling"] >= monotone,
-        "fewer_convince": falls["convinced_falling"] >= monotone,
-        "distance_grows": falls["frechet_growing"] >= monotone,
+    votes = {name: share >= limits("beta")["monotone"] for name, share in falls.items()} | {
         "convinces_best": convinced[near].mean >= best.low,
         "errs_least": errors[near].mean <= least.high,
     }
@@ -278,7 +248,7 @@ def trade_off(result: TradeOff) -> Measurement:
             "convinced_best": best,
             "error_near": errors[near],
             "error_least": least,
-            **falls,
+            "falls": falls,
         },
         {
             "held": [name for name, holds in votes.items() if holds],
@@ -290,5 +260,5 @@ def trade_off(result: TradeOff) -> Measurement:
 
 def falling(values: Sequence[float]) -> float:
     """Share of all pairs of which the later value is the smaller."""
-    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
+    pairs = list(itertools.combinations(values, 2))
     return sum(b < a for a, b in pairs) / max(len(pairs), 1)

@@ -1,37 +1,29 @@
 """Measure claims about heatmaps of digits: noise, faithfulness, and the role of ReLU."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmaps, heatmaps
-from ecinn.attribution.scores import ExplainedINN
+from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, Heatmaps
 from ecinn.data.dataset import Dataset
 from ecinn.metrics.heatmaps import blurred, noise_like
 from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels
-from ecinn.progress import Observer, Progress, ignore
+from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.heatmap_measures import LABELS, Reader, noisiness, verdict
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits
-from ecinn.studies.paper.measuring import RESAMPLES, Sizes
+from ecinn.studies.paper.measuring import GRADIENT_METHODS, RESAMPLES, ExplainedImages, Sizes
 from ecinn.studies.paper.words import show
 from ecinn.training.networks import one_cycle, seeded, train_network
 
-GRADIENT_METHODS: tuple[HeatmapMethod, ...] = METHODS[1:]
-ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
-    "ReLU": nn.ReLU,
-    "softplus": nn.Softplus,
-    "tanh": nn.Tanh,
-}
+ACTIVATIONS = {"ReLU": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}
 BETTER = {"total variation": "less", "spatial coherence": "more", "high-frequency share": "less"}
 """Measures of noise, and the direction that is better."""
 Noise = dict[str, dict[str, Tensor]]
@@ -45,19 +37,15 @@ def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     model, seed, n = context.model("mnist"), context.seed, sizes.maps
     test, training = context.data("mnist", "test"), context.data("mnist", "train")
     digits = explained_digits(model, draw_pairs(model, test, n, seed), training, n, seed)
-    maps = digits.all_maps(digits.inn, METHODS, context.observe)
+    done = counter(context.observe, "heatmaps of digits", len(METHODS))
+    maps = digits.maps(digits.inn, METHODS, done)
     inn = noise_of(maps)
     yield less_noisy(inn)
     yield faithful(digits, maps, seed)
-    judge = OnPixels(load_judges("mnist").networks.convolutional).to(model.device).eval()
-    yield less_noisy_with_relu(inn, noise_of(digits.all_maps(judge, GRADIENT_METHODS)))
-    twins = relu_twins(
-        digits,
-        training.first(sizes.twin_images),
-        test.first(2000),
-        networks=sizes.twins,
-        observe=context.observe,
-    )
+    judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
+    yield less_noisy_with_relu(inn, noise_of(digits.maps(judge)))
+    images = training.first(sizes.twin_images), test.first(2000)
+    twins = relu_twins(digits, *images, networks=sizes.twins, observe=context.observe)
     yield relu_is_the_cause(twins, inn)
 
 
@@ -74,55 +62,14 @@ class OnPixels(nn.Module):
         return logits
 
 
-@dataclass(frozen=True)
-class ExplainedDigits:
-    """Digits with p and q, and the training images that gradient methods compare with."""
-
-    model: Model
-    x: Images
-    p: Labels
-    q: Labels
-    training: Float[Tensor, "sample channels height width"]
-
-    @property
-    def inn(self) -> ExplainedINN:
-        """The model as `heatmaps` takes it."""
-        return ExplainedINN(self.model.classifier, self.model.mu_bar)
-
-    def maps(self, network: ExplainedINN | nn.Module, method: HeatmapMethod) -> Heatmaps:
-        """Make the map of every digit."""
-        return heatmaps(
-            network,
-            self.x,
-            self.p,
-            self.q,
-            method,
-            baseline=self.training.mean(0),
-            baselines=self.training[: DEFAULTS.baselines],
-        )
-
-    def all_maps(
-        self,
-        network: ExplainedINN | nn.Module,
-        methods: Sequence[HeatmapMethod],
-        observe: Observer = ignore,
-    ) -> dict[str, Heatmaps]:
-        """Make the maps of several methods."""
-        made: dict[str, Heatmaps] = {}
-        for done, method in enumerate(methods, 1):
-            made[method] = self.maps(network, method)
-            observe(Progress("heatmaps of digits", done, len(methods)))
-        return made
-
-
 def explained_digits(
     model: Model, pairs: Pairs, training: Dataset, n: int, seed: int
-) -> ExplainedDigits:
+) -> ExplainedImages:
     """Take the first pairs, and a random sample of training images."""
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
     p, q = (labels[:n].to(model.device) for labels in (pairs.p, pairs.q))
     sample = model.pixels(training.images[order[:SAMPLE]])
-    return ExplainedDigits(model, model.pixels(pairs.images[:n]), p, q, sample)
+    return ExplainedImages(model, model.pixels(pairs.images[:n]), p, q, sample)
 
 
 def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
@@ -145,22 +92,17 @@ def less_noisy(noise: Noise) -> Measurement:
         "less-noisy",
         numbers,
         [votes],
-        {
-            "won": sum(votes),
-            "compared": len(votes),
-            "n": len(noise["ecinn"]["total variation"]),
-        },
+        {"won": sum(votes), "compared": len(votes)},
         rows=[[LABELS[method], *(numbers[method][name] for name in BETTER)] for method in noise],
     )
 
 
-def faithful(digits: ExplainedDigits, maps: Mapping[str, Heatmaps], seed: int) -> Measurement:
+def faithful(digits: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int) -> Measurement:
     """Delete and insert pixels, with replacements that no method made."""
     generator = torch.Generator().manual_seed(seed)
     replacements = {"blur": blurred(digits.x, BLUR), "noise": noise_like(digits.x, generator)}
-    reader = Reader(
-        "replacement", digits.model.predict, digits.x, digits.p, replacements, 128, seed
-    )
+    images = digits.x, digits.p, replacements
+    reader = Reader("replacement", digits.model.predict, *images, 128, seed)
     areas = {method: reader.of_maps(made) for method, made in maps.items()}
     order = torch.rand((len(digits.x), *digits.x.shape[2:]), generator=generator)
     areas["random order"] = reader.areas(order.to(digits.x))
@@ -211,17 +153,13 @@ def less_noisy_with_relu(inn: Noise, cnn: Noise) -> Measurement:
             for name, noise in (("inn", inn), ("cnn", cnn))
         },
         [votes],
-        {
-            "n": len(inn["integrated_gradients"]["total variation"]),
-            "won": sum(votes),
-            "compared": len(votes),
-        },
+        {"won": sum(votes), "compared": len(votes)},
         rows=rows,
     )
 
 
 def relu_twins(
-    digits: ExplainedDigits,
+    digits: ExplainedImages,
     training: Dataset,
     test: Dataset,
     *,
@@ -233,14 +171,15 @@ def relu_twins(
     """Train networks that differ only in the activation; return test errors and noise."""
     twins: dict[str, list[tuple[float, Noise]]] = {name: [] for name in ACTIVATIONS}
     runs = [(name, seed) for name in ACTIVATIONS for seed in range(networks)]
-    for done, (name, seed) in enumerate(runs, 1):
+    done = counter(observe, "networks without ReLU", len(runs))
+    for number, (name, seed) in enumerate(runs, 1):
         network = train_twin(training, ACTIVATIONS[name], seed, width)
         with torch.no_grad():
             read = network(to_pixels(test.images)).argmax(1)
         error = float((read != test.labels).double().mean())
-        network = network.to(digits.x.device)
-        twins[name].append((error, noise_of(digits.all_maps(network, methods))))
-        observe(Progress("networks without ReLU", done, len(runs)))
+        maps = digits.maps(network.to(digits.x.device), methods)
+        twins[name].append((error, noise_of(maps)))
+        done(number)
     return twins
 
 
@@ -279,22 +218,17 @@ def relu_is_the_cause(twins: Twins, inn: Noise) -> Measurement:
         }
         for activation, several in twins.items()
     }
-    seeds, of_inn = len(twins["ReLU"]), {n: _mean_over_methods(inn, n) for n in BETTER}
+    seeds, inn_means = len(twins["ReLU"]), {n: _mean_over_methods(inn, n) for n in BETTER}
     errors = {name: sum(error for error, _ in several) / seeds for name, several in twins.items()}
     closed = {}
     for activation in (name for name in means if name != "ReLU"):
         without, relu = means[activation], means["ReLU"]
-        shares = [(without[n] - relu[n]) / (of_inn[n] - relu[n]) for n in BETTER]
-        closed[activation] = _range(torch.stack(shares).mean(0))
-    rows = [
-        [name, f"{100 * errors[name]:.1f} %", *(_range(means[name][n]) for n in BETTER)]
-        for name in twins
-    ]
-    rows.append(["the INN", "", *(float(of_inn[n]) for n in BETTER)])
-    limit = limits("relu-cause")
-    most = min(share.low for share in closed.values()) >= limit["most"]
-    some = max(share.low for share in closed.values()) >= limit["part"]
-    undecided = max(share.high for share in closed.values()) >= limit["most"]
+        gaps = [(without[n] - relu[n]) / (inn_means[n] - relu[n]) for n in BETTER]
+        closed[activation] = _range(torch.stack(gaps).mean(0))
+    limit, shares = limits("relu-cause"), closed.values()
+    most = min(share.low for share in shares) >= limit["most"]
+    some = max(share.low for share in shares) >= limit["part"]
+    undecided = max(share.high for share in shares) >= limit["most"]
     return Measurement(
         "relu-cause",
         {
@@ -309,7 +243,10 @@ def relu_is_the_cause(twins: Twins, inn: Noise) -> Measurement:
             "enclosed": 1 - 2 ** (1 - seeds),
             "errors_in_words": ", ".join(f"{show(e, '.1%')} ({n})" for n, e in errors.items()),
         },
-        rows=rows,
+        rows=[
+            *([n, show(errors[n], ".1%"), *map(_range, means[n].values())] for n in twins),
+            ["the INN", "", *map(float, inn_means.values())],
+        ],
     )
 
 
@@ -323,7 +260,7 @@ def _mean_over_methods(noise: Noise, name: str) -> Tensor:
 
 
 def _means(values: Mapping[str, Tensor]) -> dict[str, Interval]:
-    return {name: _interval(each) for name, each in values.items()}
+    return {name: _interval(column) for name, column in values.items()}
 
 
 def _better(a: Tensor, b: Tensor, better: str) -> bool:
@@ -332,10 +269,9 @@ def _better(a: Tensor, b: Tensor, better: str) -> bool:
 
 def _interval(values: Tensor) -> Interval:
     generator = torch.Generator().manual_seed(0)
-    return bootstrap_interval(values.double().cpu(), resamples=RESAMPLES, generator=generator)
+    return bootstrap_interval(values, resamples=RESAMPLES, generator=generator)
 
 
 def _difference(a: Tensor, b: Tensor) -> Interval:
     generator = torch.Generator().manual_seed(0)
-    a, b = a.double().cpu(), b.double().cpu()
     return paired_difference_interval(a, b, resamples=RESAMPLES, generator=generator)

@@ -13,7 +13,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals, heatmaps
-from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
+from ecinn.metrics.statistics import Interval, proportion
 from ecinn.metrics.strokes import slant, thickness
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_uint8
@@ -23,7 +23,7 @@ from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges, load_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.measuring import Sample, Sizes, explained_sample, ratio_of_sums
+from ecinn.studies.paper.measuring import Sample, Sizes, explained_sample, means, ratio_of_sums
 from ecinn.studies.paper.words import show
 
 AVERAGED = (1, 10, 100)
@@ -38,42 +38,32 @@ Latents = Float[Tensor, "classes images dim"]
 def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     """Measure all of them."""
     cue, judges, seed = FAKE_MNIST_CUE, load_judges("mnist"), context.seed
-    model, data = context.model("fakemnist"), context.data("fakemnist", "test")
+    model, data = context.tested("fakemnist")
     sample = explained_sample(model, data, sizes.digits, seed, context.observe)
-    yield few_class_pixels(cue)
-    yield only_dots_change(sample, cue, judges, seed)
+    yield from (few_class_pixels(cue), only_dots_change(sample, cue, judges, seed))
+    yield from (no_dot_at_tipping_points(sample, cue), no_class_without_dot(sample, cue))
     yield reaches_target(sample)
-    yield no_dot_at_tipping_points(sample, cue)
-    yield no_class_without_dot(sample, cue)
     yield averages_cancel(context, judges, sizes.digits, sizes.averaged)
 
 
 def few_class_pixels(cue: Cue) -> Measurement:
     """Count the pixels that depend on the class: 10 of 784."""
-    share = float(cue.mask.double().mean())
-    return Measurement(
-        "few-pixels",
-        {"share": share},
-        [[share < limits("few-pixels")["most"]]],
-        {"pixels": int(cue.mask.sum()), "all_pixels": cue.mask.numel()},
-    )
+    share, most = float(cue.mask.double().mean()), limits("few-pixels")["most"]
+    counts = {"pixels": int(cue.mask.sum()), "all_pixels": cue.mask.numel()}
+    return Measurement("few-pixels", {"share": share}, [[share < most]], counts)
 
 
 def only_dots_change(sample: Sample, cue: Cue, judges: Judges, seed: int) -> Measurement:
     """Locate the change, squared and absolute, and measure what is left outside the dots."""
-    generator = torch.Generator().manual_seed(seed)
     dots, change = cue.stencils[sample.p] | cue.stencils[sample.q], sample.change
-    squared, absolute = (
-        bootstrap_interval(share, generator=generator)
-        for share in (
-            counterfactuals.share_inside(change, dots),
-            heatmaps.share_inside(heatmaps.importance(change), dots),
-        )
-    )
     outside = (change.abs() * ~cue.mask).flatten(1)
     largest = outside.amax(1)
-    elsewhere = outside.sum(1) / int((~cue.mask).sum())
-    levels = bootstrap_interval(256 * elsewhere, generator=generator)
+    squared, absolute, levels = means(
+        counterfactuals.share_inside(change, dots),
+        heatmaps.share_inside(heatmaps.importance(change), dots),
+        256 * (outside.sum(1) / int((~cue.mask).sum())),
+        seed=seed,
+    )
     before, after = judges.verdicts(sample.images), judges.verdicts(sample.stored)
     kept = {family: proportion(after[family] == before[family]) for family in before}
     truth = proportion(cue.read(sample.stored) == sample.q)
@@ -105,11 +95,7 @@ def no_dot_at_tipping_points(sample: Sample, cue: Cue) -> Measurement:
     """Brightness of the dots of p and q at α₀."""
     images = sample.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
     dots = [images[cue.stencils[label]] for label in (sample.p, sample.q)]
-    generator = torch.Generator().manual_seed(0)
-    p, q, brighter = (
-        bootstrap_interval(brightness, generator=generator)
-        for brightness in (*dots, torch.stack(dots).amax(0))
-    )
+    p, q, brighter = means(*dots, torch.stack(dots).amax(0))
     limit = limits("no-dot")
     votes = [[brighter.high < limit["faint"], brighter.low <= limit["bright"]]]
     return Measurement("no-dot", {"p": p, "q": q, "brighter": brighter}, votes)
@@ -120,11 +106,8 @@ def no_class_without_dot(sample: Sample, cue: Cue) -> Measurement:
     """Compare p(y|x) of images with all dots erased with 1/K."""
     parts = sample.images.masked_fill(cue.mask, cue.off).split(250)
     posterior = torch.cat([sample.model.predict(part) for part in parts]).cpu().double()
-    generator = torch.Generator().manual_seed(0)
-    distance, surest = (
-        bootstrap_interval(values, generator=generator)
-        for values in ((posterior - 1 / cue.classes).abs().sum(1) / 2, posterior.amax(1))
-    )
+    from_uniform = (posterior - 1 / cue.classes).abs().sum(1) / 2
+    distance, surest = means(from_uniform, posterior.amax(1))
     limit, most = limits("no-dot-no-class"), 1 - 1 / cue.classes
     return Measurement(
         "no-dot-no-class",
@@ -144,11 +127,7 @@ def reaches_target(sample: Sample) -> Measurement:
         "fake-reaches-q",
         {"reached": reached, "certain": certain, "median_p_q": float(p_q.median())},
         [share_votes(reached, limit["share"]), share_votes(certain, limit["nearly_certain"])],
-        {
-            "n": len(p_q),
-            "least_p_q": float(p_q.min()),
-            "smoothed_label": sample.smoothed_label,
-        },
+        {"least_p_q": float(p_q.min()), "smoothed_label": sample.smoothed_label},
     )
 
 
@@ -218,10 +197,6 @@ def _decoded(model: Model, z: Float[Tensor, "batch dim"]) -> StoredImages:
     return to_uint8(model.decode(z.to(model.device))).cpu()
 
 
-def _pixels(images: StoredImages) -> Float[Tensor, "batch pixels"]:
-    return images.flatten(1).double() / 255
-
-
 def left_over(
     pairs: Pairs,
     after: StoredImages,
@@ -233,7 +208,7 @@ def left_over(
     """Compare images before and after with the cue erased, and read the cue."""
     before, erased = (images.masked_fill(cue.mask, cue.off) for images in (pairs.images, after))
     shares = {}
-    for name, feature in {"pixels": _pixels, **features}.items():
+    for name, feature in {"pixels": lambda images: images.double() / 255, **features}.items():
         old, new = (feature(images).reshape(len(images), -1) for images in (before, erased))
         change, difference = ((old - other).square().sum(1) for other in (new, old.roll(1, 0)))
         shares[name] = ratio_of_sums(change, difference, generator)
@@ -298,19 +273,14 @@ def dependent_parts(
 
 def averages_cancel(context: Context, judges: Judges, images: int, per_class: int) -> Measurement:
     """Measure FakeMNIST, where the digit is independent by construction, and MNIST."""
-    fake, mnist = (context.model(name) for name in ("fakemnist", "mnist"))
-    fake_pairs, mnist_pairs = (
-        draw_pairs(model, context.data(name, "test"), images, context.seed)
-        for name, model in (("fakemnist", fake), ("mnist", mnist))
-    )
-    done = counter(context.observe, "averages of latents", 2)
+    (fake, fake_data), (mnist, data) = context.tested("fakemnist"), context.tested("mnist")
+    fake_pairs = draw_pairs(fake, fake_data, images, context.seed)
+    mnist_pairs = draw_pairs(mnist, data, images, context.seed)
+    done, sizes = counter(context.observe, "averages of latents", 2), (per_class, context.seed)
     training = context.data("fakemnist", "train")
-    left = independent_parts(
-        fake, fake_pairs, training, FAKE_MNIST_CUE, judges, per_class, context.seed
-    )
+    left = independent_parts(fake, fake_pairs, training, FAKE_MNIST_CUE, judges, *sizes)
     done(1)
-    training = context.data("mnist", "train")
-    carried = dependent_parts(mnist, mnist_pairs, training, per_class, context.seed)
+    carried = dependent_parts(mnist, mnist_pairs, context.data("mnist", "train"), *sizes)
     done(2)
     return cancelled(left, carried, fake.mu_bar.cpu())
 

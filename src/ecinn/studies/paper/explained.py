@@ -15,8 +15,8 @@ from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
+from ecinn.studies.paper.artefact import caption
 from ecinn.studies.paper.style import Grid, Panel, share
-from ecinn.studies.paper.words import fill, read_toml
 
 ROWS = ("input", r"$\alpha_0$", r"$\alpha_1$", r"$h$")
 Pair = tuple[int, int]
@@ -79,8 +79,7 @@ class Shown:
         return [self._numbers(pair) for pair in self.pairs]
 
     def _numbers(self, pair: Pair) -> dict[str, Any]:
-        e, (image, _) = self.explanation, pair
-        names = e.class_names
+        e, image, names = self.explanation, pair[0], self.explanation.class_names
         third = int(e.third_class[pair])
 
         def by_name(posterior: Tensor) -> dict[str, float]:
@@ -103,13 +102,8 @@ class Shown:
 
     def legend(self, percentile: float = pictures.PERCENTILE) -> str:
         """Explain the rows and report the outcome, as the second part of a caption."""
-        values = {
-            "limit": self.limit(percentile),
-            "gap": self.largest_gap(),
-            "reached": self.reached(),
-            "pairs": len(self.pairs),
-        }
-        return fill(read_toml("artefacts.toml")["legend"]["text"], values)
+        counts = {"reached": self.reached(), "pairs": len(self.pairs)}
+        return caption("legend", limit=self.limit(percentile), gap=self.largest_gap(), **counts)
 
 
 def every_target(explanation: Explanation, places: tuple[int, ...], image: int = 0) -> Shown:
@@ -152,8 +146,8 @@ def _column(
     image, _ = pair
     p, q = int(e.p[image]), int(e.q[pair])
 
-    def panel(array: Array, caption: str = "", *, warning: bool = False) -> Panel:
-        return Panel(array, caption, warning, magnify(array) if magnify else None)
+    def panel(array: Array, text: str = "", *, warning: bool = False) -> Panel:
+        return Panel(array, text, warning, magnify(array) if magnify else None)
 
     def shares(posterior: Tensor, *labels: int) -> str:
         return "\n".join(f"{names[y]}: {share(float(posterior[y]))}" for y in labels)

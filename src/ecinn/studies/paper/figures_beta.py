@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt8
@@ -41,12 +42,12 @@ def draw(result: TradeOff, part: int = 0) -> Figure:
     for number, images in enumerate(squares):
         left = _MARGIN + number % columns * across
         top = _MARGIN + number // columns * down
+        name, remark = "input", f"all into $q$ = {result.target}"
         if number:
-            beta, error = result.beta[number - 1], result.error[number - 1]
-            text = (rf"$\beta$ = {beta:g}", f"{100 * (1 - error):.2f} % right")
-        else:
-            text = ("input", f"all into $q$ = {result.target}")
-        _head(axes, left + side / 2, top, text)
+            name = rf"$\beta$ = {result.beta[number - 1]:g}"
+            remark = f"{100 * (1 - result.error[number - 1]):.2f} % right"
+        style.write(axes, left + side / 2, top, name, fontsize=style.NORMAL)
+        style.write(axes, left + side / 2, top + 0.135, remark, color=style.MUTED)
         style.place(axes, square(images), left, top + _HEADING, TIMES)
         if number:
             corner = (left, top + _HEADING)
@@ -67,11 +68,6 @@ def square(images: UInt8[Tensor, "images channels height width"]) -> Array:
     return np.concatenate([np.concatenate(row, axis=1) for row in rows])
 
 
-def _head(axes: Axes, middle: float, top: float, text: tuple[str, str]) -> None:
-    style.write(axes, middle, top, text[0], fontsize=style.NORMAL)
-    style.write(axes, middle, top + 0.135, text[1], color=style.MUTED)
-
-
 def _mark(
     axes: Axes,
     selected: Bool[Tensor, " images"],
@@ -81,13 +77,11 @@ def _mark(
 ) -> None:
     """Frame some digits of a square."""
     left, top = (style.whole_pixels(place) for place in corner)
+    look: dict[str, Any] = {"fill": False, "edgecolor": colour, "linewidth": 0.8, "zorder": 4}
     for place in selected.nonzero()[:, 0].tolist():
         row, column = divmod(place, SIDE)
         inside = (left + column * digit + 0.01, top + row * digit + 0.01)
-        frame = Rectangle(
-            inside, digit - 0.02, digit - 0.02, fill=False, edgecolor=colour, linewidth=0.8
-        )
-        axes.add_patch(frame).set_zorder(4)
+        axes.add_patch(Rectangle(inside, digit - 0.02, digit - 0.02, **look))
 
 
 def _curves(figure: Figure, inside: tuple[float, float, float, float], result: TradeOff) -> None:
@@ -109,22 +103,14 @@ def _curves(figure: Figure, inside: tuple[float, float, float, float], result: T
         left.set_xlabel(r"$\beta$", labelpad=0, fontsize=style.SMALL)
         left.set_ylim(bottom=0)
         right.spines["right"].set_visible(True)
-        left.set_title("error, %", color=style.BLUE, fontsize=style.SMALL, loc="left", pad=3)
-        right.set_title(
-            "bits/dim", color=style.VERMILION, fontsize=style.SMALL, loc="right", pad=3
-        )
+        look: dict[str, Any] = {"fontsize": style.SMALL, "pad": 3}
+        left.set_title("error, %", color=style.BLUE, loc="left", **look)
+        right.set_title("bits/dim", color=style.VERMILION, loc="right", **look)
 
 
 def numbers(result: TradeOff, shown: slice) -> Mapping[str, object]:
     """Return the numbers behind these digits."""
-    columns = {
-        "beta": result.beta,
-        "error": result.error,
-        "bits_per_dim": result.bits_per_dim,
-        "reached_q": result.reached_q,
-        "judged": result.judged,
-        "convinced": result.convinced,
-        "frechet": result.frechet,
+    columns = {name: getattr(result, name) for name in ("beta", *beta_models.METRICS)} | {
         "shown": (~result.already[:, shown]).sum(1).tolist(),
         "reached_of_shown": result.reached[:, shown].sum(1).tolist(),
     }
@@ -151,20 +137,9 @@ def _results(context: Context) -> TradeOff:
 def figure_10(context: Context) -> Made:
     """Counterfactuals of models trained at increasing β."""
     result = _results(context)
-    text = caption(
-        "figure-10",
-        target=result.target,
-        epochs=result.training["epochs"],
-        least_error=min(result.error),
-        most_error=max(result.error),
-        least_bits=min(result.bits_per_dim),
-        most_bits=max(result.bits_per_dim),
-    )
-    return Made(
-        figures={"figure-10": draw(result)},
-        data={"figure-10": numbers(result, slice(SIDE**2))},
-        captions={"figure-10": text},
-    )
+    error, bits = ((min(values), max(values)) for values in (result.error, result.bits_per_dim))
+    text = caption("figure-10", result=result, error=error, bits=bits)
+    return Made.single("figure-10", draw(result), numbers(result, slice(SIDE**2)), text)
 
 
 def supplement_10(context: Context) -> Made:
@@ -172,8 +147,4 @@ def supplement_10(context: Context) -> Made:
     result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
     text = f"{SIDE**2 * len(pages)} further random digits, by the same models."
-    return Made(
-        books={"supplement-10": pages},
-        data={"supplement-10": numbers(result, slice(SIDE**2, None))},
-        captions={"supplement-10": text},
-    )
+    return Made.single("supplement-10", pages, numbers(result, slice(SIDE**2, None)), text)

@@ -1,9 +1,6 @@
 """Make Figures 3 to 7: FakeMNIST and MNIST."""
 
-from typing import Any
-
 import torch
-from matplotlib.figure import Figure
 
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
@@ -59,48 +56,38 @@ def same_pair(
     return every_image(model.explain(data.images[places], q), tuple(places.tolist()))
 
 
-def mnist(context: Context) -> tuple[Model, Dataset]:
-    """Return the shipped model and the test digits."""
-    return context.model("mnist"), context.data("mnist", "test")
-
-
-def fake_mnist(context: Context) -> tuple[Model, Dataset]:
-    """Return the shipped model and the test images with dots."""
-    return context.model("fakemnist"), context.data("fakemnist", "test")
-
-
 def figure_3(context: Context) -> Made:
     """Random samples of FakeMNIST."""
-    shown, places = samples(fake_mnist(context)[1], context.generator(3))
+    shown, places = samples(context.tested("fakemnist")[1], context.generator(3))
     numbers = [{"test_image": place, "label": label} for label, place in enumerate(places)]
-    return _made("figure-3", draw_grid(shown, 5), numbers)
+    return Made.single("figure-3", draw_grid(shown, 5), numbers, caption("figure-3"))
 
 
 def figure_4(context: Context) -> Made:
     """An image of FakeMNIST into all other classes."""
-    shown = one_to_all(*fake_mnist(context), 0, context.generator(4))
+    shown = one_to_all(*context.tested("fakemnist"), 0, context.generator(4))
     figure = draw_grid(columns(shown, top_left, LARGEST), 4)
-    return _made("figure-4", figure, shown.numbers(), legend=shown.legend(LARGEST))
+    text = caption("figure-4", legend=shown.legend(LARGEST))
+    return Made.single("figure-4", figure, shown.numbers(), text)
 
 
 def figure_5(context: Context) -> Made:
     """A three into all other digits."""
-    return _explained("figure-5", one_to_all(*mnist(context), 3, context.generator(5)))
+    return _explained("figure-5", one_to_all(*context.tested("mnist"), 3, context.generator(5)))
 
 
 def figure_6(context: Context) -> Made:
     """All other digits into a zero."""
-    return _explained("figure-6", all_to_one(*mnist(context), 0, context.generator(6)))
+    return _explained("figure-6", all_to_one(*context.tested("mnist"), 0, context.generator(6)))
 
 
 def figure_7(context: Context) -> Made:
     """Fours into nines."""
-    return _explained("figure-7", same_pair(*mnist(context), 4, 9, 9, context.generator(7)))
+    return _explained(
+        "figure-7", same_pair(*context.tested("mnist"), 4, 9, 9, context.generator(7))
+    )
 
 
 def _explained(stem: str, shown: Shown) -> Made:
-    return _made(stem, draw_grid(columns(shown)), shown.numbers(), legend=shown.legend())
-
-
-def _made(stem: str, figure: Figure, numbers: Any, **values: str) -> Made:  # noqa: ANN401
-    return Made({stem: figure}, data={stem: numbers}, captions={stem: caption(stem, **values)})
+    text = caption(stem, legend=shown.legend())
+    return Made.single(stem, draw_grid(columns(shown)), shown.numbers(), text)

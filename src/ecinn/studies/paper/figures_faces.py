@@ -1,22 +1,25 @@
 """Make Figures 8 and 9: faces into and out of smiles, and heatmaps of four labels."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, heatmaps
+from ecinn.attribution.heatmaps import METHODS, HeatmapMethod
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.pixels import to_uint8
 from ecinn.progress import counter
 from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
+from ecinn.studies.benchmark.heatmaps import SAMPLE
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper.artefact import Context, Made, Need, caption
 from ecinn.studies.paper.explained import columns, draw, every_image
+from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
 FACE_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -28,91 +31,62 @@ FACE_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Models with short names of their classes; ¬ means “not”."""
-GRADIENT_METHODS = METHODS[1:]
 SHORT_NAMES = {
     "integrated_gradients": "IntGrad",
     "deep_lift_shap": "DeepL.SHAP",
     "gradient_shap": "GradSHAP",
 }
-SAMPLE = 200
-"""Random training faces: their mean is the baseline of Integrated Gradients and DeepLift, the
-first of them are the baselines of the SHAP methods."""
 _BATCH_SIZE = 16
 """Faces at once with gradients: about 1.5 GB."""
 
 
 def figure_8(context: Context) -> Made:
     """Ten faces, five into a smile and five out of one."""
-    model, data = context.model("celeba-smile"), context.data("celeba/Smiling", "test")
-    generator = context.generator(8)
+    (model, data), generator = context.tested("celeba-smile"), context.generator(8)
     drawn = [draw(model, data, data.labels == label, 5, generator) for label in (0, 1)]
     places = torch.cat(drawn)
     explanation = model.explain(data.images[places], 1 - data.labels[places][:, None])
     shown = every_image(explanation, tuple(places.tolist()))
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
-    name = "figure-8"
-    captions = {name: caption(name, legend=shown.legend())}
-    return Made({name: figure}, data={name: shown.numbers()}, captions=captions)
+    text = caption("figure-8", legend=shown.legend())
+    return Made.single("figure-8", figure, shown.numbers(), text)
 
 
 class Faces:
     """Random faces of one label with the heatmaps of all methods, a row per face."""
 
     def __init__(self, context: Context, name: str, n: int, generator: torch.Generator) -> None:
-        self.context, self.name, self.model = context, name, context.model(name)
-        dataset = self.model.checkpoint.recipe.dataset
-        data, training = (context.data(dataset, split) for split in ("test", "train"))
-        self.attribute = dataset.partition("/")[2]
+        self.context, self.name = context, name
+        self.model, data = context.tested(name)
+        training = context.data(self.model.recipe.dataset, "train")
+        self.attribute = self.model.recipe.dataset.partition("/")[2]
         everybody = torch.ones(len(data), dtype=torch.bool)
         self.places = draw(self.model, data, everybody, n, generator)
         self.explanation = self.model.explain(data.images[self.places], check=False)
         order = torch.randperm(len(training), generator=generator)[:SAMPLE]
-        self.sample = self.model.pixels(training.images[order])
+        e, device = self.explanation, self.model.device
+        x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
+        sample = self.model.pixels(training.images[order])
+        self.explained = ExplainedImages(self.model, x, p, q, sample)
 
     def inn_rows(self) -> list[tuple[Panel, ...]]:
         """Input, counterfactual, ECINNh, and the gradient methods on the INN."""
         e = self.explanation
-        inn = ExplainedINN(self.model.classifier, self.model.mu_bar)
-        maps = [e.heatmap[:, 0], *self._gradient_maps(inn)]
-        rows = []
-        for row in range(len(self.places)):
-            faces = (to_uint8(e.x[row]), e.stored_convincing[row, 0])
-            panels = [Panel(pictures.image_array(face)) for face in faces]
-            rows.append((*panels, *(_panel(of_method[row]) for of_method in maps)))
-        return rows
+        faces = torch.stack([to_uint8(e.x), e.stored_convincing[:, 0]], 1)
+        return _rows(faces, [e.heatmap[:, 0], *self._gradient_maps(self.explained.inn)])
 
     def cnn_rows(self, network: nn.Module | None = None) -> list[tuple[Panel, ...]]:
         """Input, and the gradient methods on Inception-V3 for the same p and q."""
         maps = self._gradient_maps(network or self._inception())
-        inputs = [pictures.image_array(to_uint8(x)) for x in self.explanation.x]
-        return [
-            (Panel(array), *(_panel(of_method[row]) for of_method in maps))
-            for row, array in enumerate(inputs)
-        ]
+        return _rows(to_uint8(self.explanation.x)[:, None], maps)
 
     def _gradient_maps(self, explained: ExplainedINN | nn.Module) -> list[Tensor]:
-        e, device = self.explanation, self.model.device
-        x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
         done = counter(self.context.observe, f"{self.name}, heatmaps", len(GRADIENT_METHODS))
-        maps: list[Tensor] = []
-        for method in GRADIENT_METHODS:
-            made = heatmaps(
-                explained,
-                x,
-                p,
-                q,
-                method,
-                baseline=self.sample.mean(0),
-                baselines=self.sample[: DEFAULTS.baselines],
-                batch_size=_BATCH_SIZE,
-            )
-            maps.append(made.maps.cpu())
-            done(len(maps))
-        return maps
+        made = self.explained.maps(explained, done=done, batch_size=_BATCH_SIZE)
+        return [heatmaps.maps.cpu() for heatmaps in made.values()]
 
     def _inception(self) -> nn.Module:
-        assert self.context.inception is not None
-        path = self.context.inception / f"{self.attribute}.safetensors"
+        path = Path(self.context.inception or "") / f"{self.attribute}.safetensors"
         if not path.is_file():
             raise InputError(
                 f"{path} is missing: make it with "
@@ -133,19 +107,27 @@ class Faces:
         return [{key: row[key] for key in kept} for row in rows]
 
 
-def _panel(heatmap: Tensor) -> Panel:
-    return Panel(pictures.heatmap_array(heatmap, pictures.robust_limit(heatmap)))
+def _rows(images: Tensor, maps: Sequence[Tensor]) -> list[tuple[Panel, ...]]:
+    """Arrange the images of every face and its maps, each map with a scale of its own."""
+    rows = []
+    for row, faces in enumerate(images):
+        arrays = [pictures.image_array(face) for face in faces]
+        for face_maps in maps:
+            limit = pictures.robust_limit(face_maps[row])
+            arrays.append(pictures.heatmap_array(face_maps[row], limit))
+        rows.append(tuple(map(Panel, arrays)))
+    return rows
 
 
 def inn_grid(faces: Sequence[Faces]) -> Grid:
     """Arrange the rows on the INNs, with the methods as headings."""
-    panels = [row for each in faces for row in each.inn_rows()]
+    panels = [row for label in faces for row in label.inn_rows()]
     return _grid(faces, panels, ("input", "counterf."), METHODS)
 
 
 def cnn_grid(faces: Sequence[Faces]) -> Grid:
     """Arrange the same rows on Inception-V3, which the context must have."""
-    panels = [row for each in faces for row in each.cnn_rows()]
+    panels = [row for label in faces for row in label.cnn_rows()]
     return _grid(faces, panels, ("input",), GRADIENT_METHODS)
 
 
@@ -155,7 +137,7 @@ def _grid(
     first: tuple[str, ...],
     methods: Sequence[HeatmapMethod],
 ) -> Grid:
-    names = tuple(name for each in faces for name in each.names)
+    names = tuple(name for label in faces for name in label.names)
     headings = [SHORT_NAMES.get(method, METHOD_NAMES[method]) for method in methods]
     return Grid(tuple(panels), names, (*first, *headings))
 
@@ -173,5 +155,5 @@ def figure_9(context: Context) -> Made:
     else:
         figures["figure-9b"] = draw_grid(cnn_grid(faces))
         captions["figure-9b"] = "(b) The same faces, p and q on Inception-V3, for the same labels."
-    data = {"figure-9": {each.name: each.numbers for each in faces}}
+    data = {"figure-9": {label.name: label.numbers for label in faces}}
     return Made(figures, data=data, captions=captions, skipped=skipped)

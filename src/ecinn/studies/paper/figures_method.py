@@ -18,7 +18,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
-from ecinn.pixels import StoredImages, to_uint8
+from ecinn.pixels import to_uint8
 from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.explained import Shown, draw, every_image
@@ -37,10 +37,6 @@ Point = Float[Tensor, " 2"]
 Points = Float[Tensor, "_ 2"]
 
 
-def _encoded(model: Model, images: StoredImages) -> Float[Tensor, "batch dim"]:
-    return torch.cat([model.encode(part) for part in images.split(100)]).cpu()
-
-
 def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) -> pictures.Array:
     """Arrange all latents row by row as signed colours, the lowest frequencies first."""
     dim = len(latent)
@@ -50,25 +46,22 @@ def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) ->
 
 def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[list[Figure], Shown]:
     """Draw n random women whom the model reads as without makeup, each into makeup."""
-    model, data = context.model("celeba-makeup"), context.data("celeba/Heavy_Makeup", "test")
+    model, data = context.tested("celeba-makeup")
     assert data.attributes is not None
     women = data.attributes[:, ATTRIBUTES.index("Male")] == 0
     places = draw(model, data, women & (data.labels == 0), n, generator)
     explanation = model.explain(data.images[places], 1)
-    z = _encoded(model, data.images[places])
+    z = model.encode(data.images[places]).cpu()
     delta = equations.latent_direction(model.mu_bar, explanation.p, explanation.q[:, 0])
     changes = (explanation.alpha_1[:, :1] * delta).cpu()
-    figures = [
-        draw_pipeline(explanation, image, z[image], changes[image]) for image in range(len(z))
-    ]
+    figures = [draw_pipeline(explanation, image, z[image], changes[image]) for image in range(n)]
     return figures, every_image(explanation, tuple(places.tolist()))
 
 
 def figure_1(context: Context) -> Made:
     """The method on a face."""
     figures, shown = pipelines(context, 1, context.generator(1))
-    name = "figure-1"
-    return Made({name: figures[0]}, data={name: shown.numbers()}, captions={name: caption(name)})
+    return Made.single("figure-1", figures[0], shown.numbers(), caption("figure-1"))
 
 
 def draw_pipeline(
@@ -135,34 +128,15 @@ def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], nam
     style.write(page, *middle, name, **look)
 
 
-@dataclass(frozen=True)
-class Plane:
-    """The plane through the middle of μ_p and μ_q that Δ and w = μ_q − μ_p span.
+def plane_basis(w: Float[Tensor, " dim"], delta: Float[Tensor, " dim"]) -> Float[Tensor, "2 dim"]:
+    """Orthonormal basis of the plane that Δ and w = μ_q − μ_p span, by Gram–Schmidt; Δ/‖Δ‖ first.
 
-    It contains the normal of the decision boundary. So the boundary is a line in it, and the
-    projection of every latent lies on the same side of that line as the latent itself.
+    The plane contains the normal of the decision boundary. So the boundary is a line in it, and
+    the projection of every latent lies on the same side of that line as the latent itself.
     """
-
-    origin: Float[Tensor, " dim"]
-    along: Float[Tensor, " dim"]
-    """Δ/‖Δ‖."""
-    across: Float[Tensor, " dim"]
-    """The component of w orthogonal to Δ, scaled to length 1."""
-
-    def project(self, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 2"]:
-        """Return the coordinates of the nearest point of the plane."""
-        basis = torch.stack([self.along, self.across])
-        return (z - self.origin) @ basis.T
-
-
-def plane_of(
-    mu_p: Float[Tensor, " dim"], mu_q: Float[Tensor, " dim"], delta: Float[Tensor, " dim"]
-) -> Plane:
-    """Build its axes by Gram–Schmidt."""
     along = delta / delta.norm()
-    w = mu_q - mu_p
     across = w - (w @ along) * along
-    return Plane((mu_p + mu_q) / 2, along, across / across.norm())
+    return torch.stack([along, across / across.norm()])
 
 
 @dataclass(frozen=True)
@@ -175,36 +149,30 @@ class Geometry:
     """μ_p and μ_q."""
     measured_means: Points
     """μ̄_p and μ̄_q."""
-    normal: Point
-    """Normal of the decision boundary, which passes through the origin."""
+    boundary_normal: Point
+    """The decision boundary itself passes through the origin."""
     z: Point
-    tipping: Point
+    tipping_point: Point
     convincing: Point
     alpha_0: float
     alpha_1: float
 
     def right_side(self, side: int) -> float:
         """Share of the points of a class that lie on its side of the boundary."""
-        towards_q = self.points[side] @ self.normal > 0
+        towards_q = self.points[side] @ self.boundary_normal > 0
         return float((towards_q == bool(side)).double().mean())
 
     def numbers(self) -> dict[str, Any]:
         """Return all numbers for the JSON file."""
+
+        def rounded(values: Tensor) -> Any:  # noqa: ANN401
+            return (values.double() * 1e4).round().div(1e4).tolist()
+
         return {
-            "model_means": _rounded(self.model_means),
-            "measured_means": _rounded(self.measured_means),
-            "boundary_normal": _rounded(self.normal),
-            "z": _rounded(self.z),
-            "tipping_point": _rounded(self.tipping),
-            "convincing": _rounded(self.convincing),
-            "alpha_0": round(self.alpha_0, 6),
-            "alpha_1": round(self.alpha_1, 6),
-            "points": [_rounded(points) for points in self.points],
-        }
-
-
-def _rounded(values: Tensor) -> Any:  # noqa: ANN401
-    return (values.double() * 1e4).round().div(1e4).tolist()
+            name: rounded(value) if isinstance(value, Tensor) else round(value, 6)
+            for name, value in vars(self).items()
+            if name != "points"
+        } | {"points": [rounded(points) for points in self.points]}
 
 
 def geometry(
@@ -214,20 +182,23 @@ def geometry(
     z: Float[Tensor, " dim"],
 ) -> Geometry:
     """Project the latents of two classes, p first; z belongs to p and is moved to q."""
-    delta = mu_bar[1] - mu_bar[0]
-    plane = plane_of(mu[0], mu[1], delta)
+    delta, (w, _) = mu_bar[1] - mu_bar[0], equations.decision_boundary(mu[0], mu[1])
+    basis = plane_basis(w, delta)
     alpha_0 = equations.tipping_point_alpha(z, delta, mu[0], mu[1])
     alpha_1 = equations.convincing_alpha(alpha_0)
-    w, _ = equations.decision_boundary(mu[0], mu[1])
+
+    def project(z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 2"]:
+        return (z - (mu[0] + mu[1]) / 2) @ basis.T
+
     return Geometry(
-        points=(plane.project(latents[0]), plane.project(latents[1])),
-        model_means=plane.project(mu),
-        measured_means=plane.project(mu_bar),
+        points=(project(latents[0]), project(latents[1])),
+        model_means=project(mu),
+        measured_means=project(mu_bar),
         # w lies in the plane, so that projecting it loses nothing.
-        normal=torch.stack([w @ plane.along, w @ plane.across]),
-        z=plane.project(z),
-        tipping=plane.project(z + alpha_0 * delta),
-        convincing=plane.project(z + alpha_1 * delta),
+        boundary_normal=torch.stack([w @ axis for axis in basis]),
+        z=project(z),
+        tipping_point=project(z + alpha_0 * delta),
+        convincing=project(z + alpha_1 * delta),
         alpha_0=float(alpha_0),
         alpha_1=float(alpha_1),
     )
@@ -238,49 +209,32 @@ def projected(
 ) -> tuple[Geometry, Figure, int]:
     """Project random test images of p and q and explain one of p; also return its position."""
     place = int(draw(model, data, data.labels == p, 1, generator))
-    drawn = [_some(data.labels == label, generator) for label in (p, q)]
-    first, second = (_encoded(model, data.images[places]).double() for places in drawn)
-    z = _encoded(model, data.images[place : place + 1])[0].double()
+    latents = []
+    for label in (p, q):
+        members = (data.labels == label).nonzero()[:, 0]
+        drawn = members[torch.randperm(len(members), generator=generator)[:POINTS]]
+        parts = [model.encode(part) for part in data.images[drawn].split(100)]
+        latents.append(torch.cat(parts).cpu().double())
+    z = model.encode(data.images[place]).cpu()[0].double()
     mu, mu_bar = (means[[p, q]].cpu().double() for means in (model.mu, model.mu_bar))
-    result = geometry(mu, mu_bar, (first, second), z)
-    explanation = model.explain(data.images[place], q)
-    images = (
-        to_uint8(explanation.x[0]),
-        explanation.stored_tipping_point[0, 0],
-        explanation.stored_convincing[0, 0],
-    )
+    result = geometry(mu, mu_bar, (latents[0], latents[1]), z)
+    e = model.explain(data.images[place], q)
+    images = (to_uint8(e.x[0]), e.stored_tipping_point[0, 0], e.stored_convincing[0, 0])
     arrays = [pictures.image_array(image) for image in images]
     return result, draw_geometry(result, arrays, data.class_names[p], data.class_names[q]), place
 
 
 def figure_2(context: Context) -> Made:
     """The latent geometry of two digits."""
-    model, data = context.model("mnist"), context.data("mnist", "test")
+    model, data = context.tested("mnist")
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
-    distance = [
-        float((means[1] - means[0]).norm())
-        for means in (result.model_means, result.measured_means)
-    ]
-    text = caption(
-        "figure-2",
-        points=POINTS,
-        p=P,
-        q=Q,
-        right_p=right[0],
-        right_q=right[1],
-        model=distance[0],
-        measured=distance[1],
-        alpha_0=result.alpha_0,
-        alpha_1=result.alpha_1,
-    )
+    means = {"model": result.model_means, "measured": result.measured_means}
+    apart = {name: float((points[1] - points[0]).norm()) for name, points in means.items()}
+    sizes = {"points": POINTS, "p": P, "q": Q}
+    text = caption("figure-2", **sizes, right=right, apart=apart, geometry=result)
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
-    return Made({"figure-2": figure}, data={"figure-2": numbers}, captions={"figure-2": text})
-
-
-def _some(among: Tensor, generator: torch.Generator) -> Tensor:
-    candidates = among.nonzero()[:, 0]
-    return candidates[torch.randperm(len(candidates), generator=generator)[:POINTS]]
+    return Made.single("figure-2", figure, numbers, text)
 
 
 def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
@@ -300,7 +254,7 @@ def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: 
     axes.spines[["left", "bottom"]].set_visible(False)
     with style.styled():
         _draw_plane(axes, scene, p, q)
-    marks = ((scene.z, "$x$"), (scene.tipping, r"$\hat{x}$ at $\alpha_0$"),
+    marks = ((scene.z, "$x$"), (scene.tipping_point, r"$\hat{x}$ at $\alpha_0$"),
              (scene.convincing, r"$\hat{x}$ at $\alpha_1$"))  # fmt: skip
     side = style.enlarged(28, 3)
     for (point, name), array in zip(marks, images, strict=True):
@@ -330,16 +284,15 @@ def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
         text = f"test images of {name}"
         style.write(axes, float(x.mean()), level, text, color=colour, **clear)
     left, right = axes.get_xlim()
-    slope = float(-scene.normal[0] / scene.normal[1])
+    slope = float(-scene.boundary_normal[0] / scene.boundary_normal[1])
     axes.plot([left, right], [slope * left, slope * right], color=style.BLUE, zorder=3)
     high = axes.get_ylim()[1] - 0.5
     look = clear | {"ha": "left", "color": style.BLUE}
     style.write(axes, high / slope + 1.0, high, "decision boundary", **look)
     axes.plot([left, right], [float(scene.z[1])] * 2, color=style.ORANGE, zorder=3)
     for mean, letter, up in zip(scene.model_means.tolist(), "pq", (-1, 1), strict=True):
-        axes.add_patch(
-            Circle(tuple(mean), 1, fill=False, edgecolor=style.INK, linestyle=":", linewidth=0.6)
-        )
+        dotted: dict[str, Any] = {"edgecolor": style.INK, "linestyle": ":", "linewidth": 0.6}
+        axes.add_patch(Circle(tuple(mean), 1, fill=False, **dotted))
         axes.plot(*mean, "o", color=style.INK, markersize=3, zorder=5)
         style.write(axes, mean[0], mean[1] + 1.5 * up, rf"$\mu_{letter}$", **clear)
     start, end = scene.measured_means.tolist()
@@ -355,7 +308,7 @@ def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
     style.write(axes, *place, r"$\Delta$", color=style.GREEN, **clear)
     for point, colour, name in (
         (scene.z, style.ORANGE, "$z$"),
-        (scene.tipping, style.BLUE, r"$\alpha_0$"),
+        (scene.tipping_point, style.BLUE, r"$\alpha_0$"),
         (scene.convincing, style.INK, r"$\alpha_1$"),
     ):
         axes.plot(*point.tolist(), "s", color=colour, markersize=3.5, zorder=6)

@@ -1,25 +1,30 @@
-"""Measure claims: explained samples, counted and timed evaluations, correlations."""
+"""Measure claims: explained samples, heatmaps, timed evaluations, correlations."""
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from ecinn.attribution import heatmaps
+from ecinn.attribution.heatmaps import HeatmapMethod, Heatmaps
+from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import rank_similarity
-from ecinn.metrics.statistics import Interval, bootstrap
+from ecinn.metrics.statistics import Interval, bootstrap, bootstrap_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.studies.benchmark.quality import random_of_class
-from ecinn.studies.benchmark.side_by_side import draw_pairs
+from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 
+GRADIENT_METHODS = heatmaps.METHODS[1:]
 RESAMPLES = 1000
 BATCH_SIZE = 125
 
@@ -49,15 +54,10 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Pairs):
     """Random test images, each explained with a random target."""
 
     model: Model
-    index: Labels
-    """Positions among the test images."""
-    images: StoredImages
-    p: Labels
-    q: Labels
     parts: tuple[Explanation, ...]
     """Explanations at α₁, in batches."""
     real: StoredImages
@@ -99,84 +99,104 @@ def explained_sample(
         done = int(rows[-1]) + 1
         observe(Progress(f"explaining {model.checkpoint.recipe.dataset}", done, n))
     real = random_of_class(data, pairs.q, torch.Generator().manual_seed(seed + 1))
-    return Sample(model, pairs.index, pairs.images, pairs.p, pairs.q, tuple(parts), real)
+    return Sample(**vars(pairs), model=model, parts=tuple(parts), real=real)
 
 
-class CountedClassifier:
-    """A classifier that counts its evaluations."""
+@dataclass(frozen=True)
+class ExplainedImages:
+    """Images with p and q, and the training images that gradient methods compare with."""
 
-    def __init__(self, classifier: InvertibleClassifier) -> None:
-        self.classifier = classifier
-        self.encodes = self.decodes = 0
+    model: Model
+    x: Images
+    p: Labels
+    q: Labels
+    training: Float[Tensor, "sample channels height width"]
 
     @property
-    def mu(self) -> Tensor:
-        """Class means."""
-        return self.classifier.mu
+    def inn(self) -> ExplainedINN:
+        """The model as `heatmaps` takes it."""
+        return ExplainedINN(self.model.classifier, self.model.mu_bar)
 
-    def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x) and log |det J|."""
-        self.encodes += 1
-        return self.classifier.encode_with_log_det(x)
-
-    def decode(self, z: Tensor) -> Tensor:
-        """x = f⁻¹(z)."""
-        self.decodes += 1
-        return self.classifier.decode(z)
+    def maps(
+        self,
+        network: ExplainedINN | nn.Module,
+        methods: Sequence[HeatmapMethod] = GRADIENT_METHODS,
+        done: Callable[[int], None] = lambda number: None,
+        batch_size: int = heatmaps.BATCH_SIZE,
+    ) -> dict[str, Heatmaps]:
+        """Make the maps of several methods."""
+        images, made = (self.x, self.p, self.q), dict[str, Heatmaps]()
+        options: dict[str, Any] = {
+            "baseline": self.training.mean(0),
+            "baselines": self.training[: heatmaps.DEFAULTS.baselines],
+            "batch_size": batch_size,
+        }
+        for method in methods:
+            made[method] = heatmaps.heatmaps(network, *images, method, **options)
+            done(len(made))
+        return made
 
 
 def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Time a function until the device has finished, after one run that is not timed."""
+
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     run()
     seconds = []
     for _ in range(repeats):
-        _wait_for(device)
-        start = time.perf_counter()
+        start = clock()
         run()
-        _wait_for(device)
-        seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[repeats // 2]
+        seconds.append(clock() - start)
+    return statistics.median_high(seconds)
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def means(*columns: Tensor, seed: int = 0) -> list[Interval]:
+    """Return the mean of every column, bootstrapped one after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    return [bootstrap_interval(column, generator=generator) for column in columns]
 
 
 def pearson(
     a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
 ) -> Interval:
-    """Pearson's r, bootstrapped over pairs."""
+    """Pearson's r, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         return torch.corrcoef(torch.stack([a, b]))[0, 1].nan_to_num()
 
-    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+    return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
 
 def spearman(
     a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
 ) -> Interval:
-    """Spearman's ρ, bootstrapped over pairs."""
+    """Spearman's ρ, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
         return rank_similarity(a[None, None], b[None, None])[0]
 
-    return bootstrap(correlation, *_finite(a, b, 3), resamples=resamples, generator=generator)
+    return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
 
 def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
-    """Σ part / Σ whole, bootstrapped over pairs."""
-    pairs = _finite(part, whole, 1)
-    return bootstrap(
-        lambda a, b: a.sum() / b.sum(), *pairs, resamples=RESAMPLES, generator=generator
-    )
+    """Σ part / Σ whole, bootstrapped over finite pairs."""
+    return _over_pairs(lambda a, b: a.sum() / b.sum(), (part, whole), 1, generator)
 
 
-def _finite(a: Values, b: Values, least: int) -> tuple[Tensor, Tensor]:
-    """Keep the pairs that are finite."""
-    finite = a.isfinite() & b.isfinite()
+def _over_pairs(
+    statistic: Callable[[Tensor, Tensor], Tensor],
+    pairs: tuple[Values, Values],
+    least: int,
+    generator: torch.Generator,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    finite = torch.stack(pairs).isfinite().all(0)
     n = int(finite.sum())
     if n < least:
         raise InputError(f"at least {least} pairs of finite values are needed, not {n}")
-    return a[finite].double(), b[finite].double()
+    columns = (column[finite].double() for column in pairs)
+    return bootstrap(statistic, *columns, resamples=resamples, generator=generator)

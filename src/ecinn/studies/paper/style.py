@@ -2,10 +2,9 @@
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,15 +17,19 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
 from ecinn.drawing.pictures import Array
+from ecinn.studies.paper.words import read_toml
 
 COLUMN, TEXT = 3.25, 6.875
 """Widths in inches of a column and of the whole page in the paper (ICCV's two columns)."""
-DPI = 300
-SMALL, NORMAL, LARGE = 6.0, 7.0, 8.0
+SETTINGS: Any = read_toml("style.toml")
+DPI = int(SETTINGS["figure.dpi"])
+SMALL, NORMAL, LARGE = (
+    float(SETTINGS[key]) for key in ("legend.fontsize", "font.size", "axes.titlesize")
+)
 """Font sizes in points; the first is the smallest on a printed page."""
 
+INK, MUTED, FRAME = SETTINGS["text.color"], SETTINGS["xtick.color"], "#c4c9cf"
 # Okabe and Ito: distinguishable with every common colour blindness.
-INK, MUTED, FRAME = "#1c2026", "#626a74", "#c4c9cf"
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
     "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -38,47 +41,11 @@ CLEAR: Mapping[str, Any] = MappingProxyType(
 )
 """The `bbox` of text over points and lines."""
 
-SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        # Times, like the paper, from the fonts that come with matplotlib.
-        "font.family": ["STIXGeneral"],
-        "mathtext.fontset": "stix",
-        "font.size": NORMAL,
-        "text.color": INK,
-        "axes.edgecolor": MUTED,
-        "axes.labelcolor": INK,
-        "axes.labelsize": NORMAL,
-        "axes.titlesize": LARGE,
-        "axes.linewidth": 0.5,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelsize": SMALL,
-        "ytick.labelsize": SMALL,
-        "xtick.major.width": 0.5,
-        "ytick.major.width": 0.5,
-        "xtick.major.size": 2.0,
-        "ytick.major.size": 2.0,
-        "lines.linewidth": 1.0,
-        "lines.markersize": 4.0,
-        "legend.fontsize": SMALL,
-        "legend.frameon": False,
-        # Pixels stay squares: every image is embedded as it is and never smoothed.
-        "image.interpolation": "none",
-        "image.composite_image": False,
-        "pdf.fonttype": 42,
-        "savefig.dpi": DPI,
-        "figure.dpi": DPI,
-    }
-)
-
 
 @contextmanager
 def styled() -> Iterator[None]:
     """Apply this look to everything drawn inside, and restore the settings afterwards."""
-    settings: Any = dict(SETTINGS)  # the type of its keys differs between versions of matplotlib
-    with mpl.rc_context(settings):
+    with mpl.rc_context(SETTINGS):
         yield
 
 
@@ -114,19 +81,11 @@ def place(axes: Axes, array: Array, left: float, top: float, times: int) -> tupl
     height, width = array.shape[:2]
     left, top = whole_pixels(left), whole_pixels(top)
     right, bottom = left + enlarged(width, times), top + enlarged(height, times)
+    extent = (left, right, bottom, top)
     with styled():
-        axes.imshow(
-            array,
-            extent=(left, right, bottom, top),
-            aspect="auto",
-            interpolation="none",
-            interpolation_stage="data",
-            zorder=2,
-        )
-    box = Rectangle(
-        (left, top), right - left, bottom - top, fill=False, edgecolor=FRAME, linewidth=0.4
-    )
-    axes.add_patch(box).set_zorder(3)
+        axes.imshow(array, extent=extent, aspect="auto", interpolation_stage="data", zorder=2)
+    look: dict[str, Any] = {"fill": False, "edgecolor": FRAME, "linewidth": 0.4, "zorder": 3}
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, **look))
     return right, bottom
 
 
@@ -171,14 +130,9 @@ def pdf_bytes(figures: Figure | Sequence[Figure]) -> bytes:
 def png_bytes(figure: Figure) -> bytes:
     """Write a PNG for the screen."""
     buffer = io.BytesIO()
+    look: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
     with styled():
-        figure.savefig(
-            buffer,
-            format="png",
-            dpi=DPI,
-            metadata={"Software": None},
-            pil_kwargs={"optimize": True},
-        )
+        figure.savefig(buffer, format="png", dpi=DPI, **look)
     return buffer.getvalue()
 
 
@@ -237,90 +191,60 @@ def draw_grid(grid: Grid, times: int = 3) -> Figure:
     Args:
         times: printed pixels, 300 to the inch, per pixel of an image.
     """
-    layout = _Layout(grid, times)
-    figure, axes = page(layout.width, layout.height)
-    layout.draw(axes, 0.0, 0.0)
+    width, height, draw = _lay_out(grid, times)
+    figure, axes = page(width, height)
+    draw(axes, 0.0, 0.0)
     return figure
 
 
 def draw_grids(grids: Sequence[Grid], title: str, times: int = 3) -> Figure:
     """Draw grids below each other under a title, as one page of a book."""
-    layouts = [_Layout(grid, times) for grid in grids]
+    layouts = [_lay_out(grid, times) for grid in grids]
     top, between = 0.42, 0.12
-    width = max(TEXT, *(layout.width for layout in layouts))
-    height = top + sum(layout.height + between for layout in layouts)
-    figure, axes = page(width, height)
-    write(axes, width / 2, 0.16, title, fontsize=LARGE)
-    for layout in layouts:
-        layout.draw(axes, (width - layout.width) / 2, top)
-        top += layout.height + between
+    page_width = max(TEXT, *(width for width, _, _ in layouts))
+    figure, axes = page(page_width, top + sum(height + between for _, height, _ in layouts))
+    write(axes, page_width / 2, 0.16, title, fontsize=LARGE)
+    for width, height, draw in layouts:
+        draw(axes, (page_width - width) / 2, top)
+        top += height + between
     return figure
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The sizes of a grid on a page, in inches."""
+def _lay_out(grid: Grid, times: int) -> tuple[float, float, Callable[[Axes, float, float], None]]:
+    """Return width and height in inches, and a function that draws the grid at a point."""
+    panels = [panel for row in grid.rows for panel in row]
+    lines = [line for name in grid.names for line in name.splitlines()]
+    names_width = max(text_width(line, NORMAL) for line in lines) + 0.07 if lines else 0.0
+    panel_width = max(panel.size(times)[0] for panel in panels)
+    columns = max(len(row) for row in grid.rows)
+    # A wider gap shows that a magnified strip belongs to the image on its right. Gaps shrink
+    # where the columns would not fit on the page otherwise.
+    usual = _GAP if all(panel.magnified is None for panel in panels) else _WIDE_GAP
+    left_over = TEXT - 2 * _MARGIN - names_width - columns * panel_width
+    gap = min(usual, max(_LEAST_GAP, left_over / max(1, columns - 1)))
+    pitch, heading_height = panel_width + gap, _HEADING if grid.headings else 0.0
+    image_heights = [max(panel.size(times)[1] for panel in row) for row in grid.rows]
+    row_heights = []
+    for row, images in zip(grid.rows, image_heights, strict=True):
+        caption = max(len(panel.caption.splitlines()) for panel in row)
+        row_heights.append(images + caption * _LINE + (0.03 if caption else 0.0) + _GAP)
+    width = names_width + (columns * pitch - gap) + 2 * _MARGIN
+    height = sum(row_heights) - _GAP + heading_height + 2 * _MARGIN
 
-    grid: Grid
-    times: int
-
-    @cached_property
-    def names_width(self) -> float:
-        lines = [line for name in self.grid.names for line in name.splitlines()]
-        return max(text_width(line, NORMAL) for line in lines) + 0.07 if lines else 0.0
-
-    @cached_property
-    def panel_width(self) -> float:
-        return max(panel.size(self.times)[0] for row in self.grid.rows for panel in row)
-
-    @cached_property
-    def columns(self) -> int:
-        return max(len(row) for row in self.grid.rows)
-
-    @cached_property
-    def gap(self) -> float:
-        """Space between two columns; smaller where they would not fit on the page otherwise."""
-        # A wider gap shows that a magnified strip belongs to the image on its right.
-        magnified = any(panel.magnified is not None for row in self.grid.rows for panel in row)
-        usual = _WIDE_GAP if magnified else _GAP
-        left_over = TEXT - 2 * _MARGIN - self.names_width - self.columns * self.panel_width
-        return min(usual, max(_LEAST_GAP, left_over / max(1, self.columns - 1)))
-
-    @cached_property
-    def row_heights(self) -> list[tuple[float, float]]:
-        """Height of the images of every row, and of the whole row."""
-        heights = []
-        for row in self.grid.rows:
-            lines = max(len(panel.caption.splitlines()) for panel in row)
-            images = max(panel.size(self.times)[1] for panel in row)
-            heights.append((images, images + lines * _LINE + (0.03 if lines else 0.0) + _GAP))
-        return heights
-
-    @property
-    def width(self) -> float:
-        columns = self.columns * (self.panel_width + self.gap) - self.gap
-        return self.names_width + columns + 2 * _MARGIN
-
-    @property
-    def height(self) -> float:
-        headings = _HEADING if self.grid.headings else 0.0
-        return sum(height for _, height in self.row_heights) - _GAP + headings + 2 * _MARGIN
-
-    def draw(self, axes: Axes, left: float, top: float) -> None:
-        """Draw the grid with its top left corner at this point."""
+    def draw(axes: Axes, left: float, top: float) -> None:
         left, top = left + _MARGIN, top + _MARGIN
-        start, pitch = left + self.names_width, self.panel_width + self.gap
-        for number, heading in enumerate(self.grid.headings):
-            middle = start + number * pitch + self.panel_width / 2
-            look = {"fontsize": NORMAL, "va": "baseline"}
-            write(axes, middle, top + NORMAL / 72, heading, **look)
-        top += _HEADING if self.grid.headings else 0.0
-        for number, (row, heights) in enumerate(
-            zip(self.grid.rows, self.row_heights, strict=True)
-        ):
-            if self.grid.names:
+        start = left + names_width
+        for number, heading in enumerate(grid.headings):
+            middle = start + number * pitch + panel_width / 2
+            write(axes, middle, top + NORMAL / 72, heading, fontsize=NORMAL, va="baseline")
+        top += heading_height
+        for number, row in enumerate(grid.rows):
+            if grid.names:
+                middle = top + image_heights[number] / 2
                 look = {"ha": "left", "fontsize": NORMAL, "va": "center"}
-                write(axes, left, top + heights[0] / 2, self.grid.names[number], **look)
+                write(axes, left, middle, grid.names[number], **look)
             for column, panel in enumerate(row):
-                panel.draw(axes, self.times, start + column * pitch, top)
-            top += heights[1]
+                panel.draw(axes, times, start + column * pitch, top)
+            top += row_heights[number]
+
+    return width, height, draw

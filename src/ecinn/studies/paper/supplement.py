@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
@@ -13,14 +11,7 @@ from ecinn.model import Model
 from ecinn.progress import Progress
 from ecinn.studies.paper import figures_digits as digits
 from ecinn.studies.paper.artefact import Context, Made
-from ecinn.studies.paper.explained import (
-    Magnify,
-    Shown,
-    columns,
-    draw,
-    every_image,
-    every_target,
-)
+from ecinn.studies.paper.explained import Magnify, Shown, columns, draw, every_image, every_target
 from ecinn.studies.paper.figures_faces import FACE_MODELS, Faces, cnn_grid, inn_grid
 from ecinn.studies.paper.figures_method import pipelines, projected
 from ecinn.studies.paper.style import Grid, draw_grids
@@ -34,9 +25,8 @@ HEATMAP_FACES = 8
 """Faces per label with heatmaps: gradients through an INN take a while."""
 
 
-def generator_for(context: Context, figure: int) -> torch.Generator:
-    """Return draws that differ from those of the figure itself."""
-    return context.generator(100 + figure)
+FURTHER = 100
+"""Added to the number of a figure, for draws that differ from those of the figure itself."""
 
 
 def _counted(context: Context, figure: int, total: int) -> Iterator[int]:
@@ -63,37 +53,32 @@ def _book(
         f"{sum(one.reached() for one in shown)} of them read as their target after rounding to "
         "8 bits."
     )
-    numbers = [one.numbers() for one in shown]
-    return Made(books={name: pages}, data={name: numbers}, captions={name: caption})
-
-
-def _pages(name: str, title: str, figures: Sequence[Figure], numbers: Any) -> Made:  # noqa: ANN401
-    return Made(books={name: figures}, data={name: numbers}, captions={name: f"{title}."})
+    return Made.single(name, pages, [one.numbers() for one in shown], caption)
 
 
 def figure_1(context: Context) -> Made:
     """Twelve further faces."""
-    figures, shown = pipelines(context, 12, generator_for(context, 1))
-    return _pages("supplement-1", "Twelve further faces", figures, shown.numbers())
+    figures, shown = pipelines(context, 12, context.generator(FURTHER + 1))
+    return Made.single("supplement-1", figures, shown.numbers(), "Twelve further faces.")
 
 
 def figure_2(context: Context) -> Made:
     """Nine further pairs of digits."""
-    model, data = digits.mnist(context)
-    generator, figures, numbers = generator_for(context, 2), [], []
+    model, data = context.tested("mnist")
+    generator, figures, numbers = context.generator(FURTHER + 2), [], []
     for _ in _counted(context, 2, 9):
         p, q = torch.randperm(digits.CLASSES, generator=generator)[:2].tolist()
         geometry, figure, place = projected(model, data, p, q, generator)
         figures.append(figure)
         means = {key: value for key, value in geometry.numbers().items() if key != "points"}
         numbers.append({"p": p, "q": q, "test_image": place, **means})
-    return _pages("supplement-2", "Nine further pairs of digits", figures, numbers)
+    return Made.single("supplement-2", figures, numbers, "Nine further pairs of digits.")
 
 
 def figure_3(context: Context) -> Made:
     """Two hundred further samples of FakeMNIST."""
-    _, data = digits.fake_mnist(context)
-    generator, rows, places = generator_for(context, 3), [], []
+    _, data = context.tested("fakemnist")
+    generator, rows, places = context.generator(FURTHER + 3), [], []
     for _ in range(20):
         samples, drawn = digits.samples(data, generator)
         rows.append(tuple(panel for row in samples.rows for panel in row))
@@ -102,13 +87,13 @@ def figure_3(context: Context) -> Made:
         draw_grids([Grid(tuple(rows[start : start + 10]))], "Further FakeMNIST samples", 4)
         for start in (0, 10)
     ]
-    return _pages("supplement-3", "Two hundred further samples", pages, places)
+    return Made.single("supplement-3", pages, places, "Two hundred further samples.")
 
 
 def _any_to_all(context: Context, model: Model, data: Dataset, figure: int) -> list[Shown]:
     """Explain random images of any class with all other classes as targets."""
     everything = torch.ones(len(data), dtype=torch.bool)
-    generator = generator_for(context, figure)
+    generator = context.generator(FURTHER + figure)
     places = draw(model, data, everything, SHEETS, generator).tolist()
     return [
         every_target(model.explain(data.images[places[number]]), (places[number],))
@@ -118,22 +103,22 @@ def _any_to_all(context: Context, model: Model, data: Dataset, figure: int) -> l
 
 def figure_4(context: Context) -> Made:
     """Images of FakeMNIST into all other classes."""
-    shown = _any_to_all(context, *digits.fake_mnist(context), 4)
+    shown = _any_to_all(context, *context.tested("fakemnist"), 4)
     title = "Random FakeMNIST images into all other classes"
     return _book("supplement-4", title, shown, digits.top_left, digits.LARGEST)
 
 
 def figure_5(context: Context) -> Made:
     """Digits into all others."""
-    shown = _any_to_all(context, *digits.mnist(context), 5)
+    shown = _any_to_all(context, *context.tested("mnist"), 5)
     return _book("supplement-5", "Random digits into all others", shown)
 
 
 def figure_6(context: Context) -> Made:
     """All digits into one other, two sheets for every target."""
-    generator = generator_for(context, 6)
+    generator = context.generator(FURTHER + 6)
     shown = [
-        digits.all_to_one(*digits.mnist(context), number // 2, generator)
+        digits.all_to_one(*context.tested("mnist"), number // 2, generator)
         for number in _counted(context, 6, SHEETS)
     ]
     return _book("supplement-6", "A random image of each digit into one other", shown)
@@ -141,23 +126,22 @@ def figure_6(context: Context) -> Made:
 
 def figure_7(context: Context) -> Made:
     """Images of one digit into another, on the first page fours into nines."""
-    generator, shown = generator_for(context, 7), []
+    generator, shown = context.generator(FURTHER + 7), []
     for number in _counted(context, 7, SHEETS):
         p, q = (4, 9)
         if number >= SHEETS_PER_PAGE:
             p, q = torch.randperm(digits.CLASSES, generator=generator)[:2].tolist()
-        shown.append(digits.same_pair(*digits.mnist(context), p, q, 9, generator))
+        shown.append(digits.same_pair(*context.tested("mnist"), p, q, 9, generator))
     title = "Nine random images of one digit into another, from the thinnest to the boldest"
     return _book("supplement-7", title, shown)
 
 
 def figure_8(context: Context) -> Made:
     """Faces of four labels in both directions."""
-    generator, pages, numbers = generator_for(context, 8), [], {}
+    generator, pages, numbers = context.generator(FURTHER + 8), [], {}
     for step in _counted(context, 8, len(FACE_MODELS)):
         name, short = list(FACE_MODELS.items())[step]
-        model = context.model(name)
-        data = context.data(model.checkpoint.recipe.dataset, "test")
+        model, data = context.tested(name)
         sheets: list[Shown] = []
         for label in (0, 1):
             places = draw(model, data, data.labels == label, FACES // 2, generator)
@@ -168,13 +152,13 @@ def figure_8(context: Context) -> Made:
         grids = [columns(sheet, names=short) for sheet in sheets]
         title = f"{name}: {FACES} random test faces"
         pages += [draw_grids(grids[start : start + 2], title) for start in range(0, len(grids), 2)]
-    title = f"{FACES} random faces of each of four labels"
-    return _pages("supplement-8", title, pages, numbers)
+    caption = f"{FACES} random faces of each of four labels."
+    return Made.single("supplement-8", pages, numbers, caption)
 
 
 def figure_9(context: Context) -> Made:
     """Heatmaps of faces of four labels by five methods."""
-    generator = generator_for(context, 9)
+    generator = context.generator(FURTHER + 9)
     labels = [Faces(context, name, HEATMAP_FACES, generator) for name in FACE_MODELS]
     title = f"Heatmaps of {HEATMAP_FACES} random test faces of each label"
     pages = []
@@ -185,7 +169,7 @@ def figure_9(context: Context) -> Made:
             pages.append(draw_grids([cnn_grid([faces])], f"{title}: Inception-V3 of {attribute}"))
     numbers = {faces.name: faces.numbers for faces in labels}
     networks = "the INNs" if context.inception is None else "the INNs and on Inception-V3"
-    made = _pages("supplement-9", f"{title}, on {networks}", pages, numbers)
+    made = Made.single("supplement-9", pages, numbers, f"{title}, on {networks}.")
     if context.inception is None:
         return replace(made, skipped={"supplement-9 on Inception-V3": "inception"})
     return made

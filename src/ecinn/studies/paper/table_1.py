@@ -10,17 +10,15 @@ from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import MNIST_PAPER
 from ecinn.drawing.table import NONE, Table, number, percent
 from ecinn.equations import paper_bits_per_dim
-from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.metrics.statistics import wilson
 from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.words import fill, read_toml
 from ecinn.studies.published import published
 
-PAPER_ASSETS = ASSETS / "paper"
-RECIPE = PAPER_ASSETS / "mnist-paper.json"
+RECIPE = ASSETS / "paper" / "mnist-paper.json"
 """The training.json that `ecinn train mnist-paper` wrote."""
-INCEPTION = PAPER_ASSETS / "inception.json"
+INCEPTION = ASSETS / "paper" / "inception.json"
 """Test errors of the networks that `ecinn inception` trained, by attribute."""
 NOT_RUN = "not run"
 
@@ -40,7 +38,7 @@ class Row:
     source: Source
     beta: float
     bits_per_dim: float | None
-    """Exact, of 8-bit images."""
+    """Exact code length of 8-bit images."""
     bits_per_dim_paper: float | None
     """In the convention of the paper."""
     error: float | None
@@ -63,55 +61,33 @@ def rows(
     inception: Path = INCEPTION,
 ) -> list[Row]:
     """Collect all lines; models that have not been trained are left open."""
-    errors = _read(inception, "`ecinn inception`")
+    record, errors = (
+        json.loads(path.read_text()) if path.is_file() else {} for path in (recipe, inception)
+    )
     lines = []
     for model, printed in published()["table_1"].items():
-        name = printed["name"]
-        lines.append(
-            Row(
-                name,
-                "paper",
-                printed["beta"],
-                None,
-                printed["bits_per_dim"],
-                printed["error"],
-                printed.get("inception_error"),
-            )
-        )
-        ours = checkpoint(model)
+        name, ours = printed["name"], checkpoint(model)
+        reported = {"bits_per_dim_paper": printed["bits_per_dim"], "error": printed["error"]}
+        inception_error = printed.get("inception_error")
+        lines.append(_row(name, "paper", printed["beta"], reported, inception_error))
         inception_error = errors.get(printed.get("attribute"))
-        lines.append(_measured(name, "ours", ours.recipe.beta, ours.metrics, inception_error))
+        lines.append(_row(name, "ours", ours.recipe.beta, ours.metrics, inception_error))
         if model == MNIST_PAPER.dataset:
-            record = _read(recipe, "`ecinn train mnist-paper`")
             beta = record.get("settings", {}).get("beta", MNIST_PAPER.beta)
-            lines.append(_measured(name, "recipe", beta, record.get("metrics", {})))
+            lines.append(_row(name, "recipe", beta, record.get("metrics", {})))
     return lines
 
 
-def _measured(
+def _row(
     name: str,
     source: Source,
     beta: float,
     metrics: Mapping[str, Any],
     inception_error: float | None = None,
 ) -> Row:
-    bits, paper_bits, error, n = (
-        metrics.get(key) for key in ("bits_per_dim", "bits_per_dim_paper", "error", "n")
-    )
-    return Row(name, source, beta, bits, paper_bits, error, inception_error, n)
-
-
-def _read(path: Path, maker: str) -> dict[str, Any]:
-    """Read a JSON object, empty where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): write it again with {maker}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object: write it again with {maker}")
-    return content
+    bits = metrics.get("bits_per_dim"), metrics.get("bits_per_dim_paper")
+    errors = metrics.get("error"), inception_error
+    return Row(name, source, beta, *bits, *errors, metrics.get("n"))
 
 
 def table(lines: list[Row]) -> Table:
@@ -157,25 +133,14 @@ def latex(lines: list[Row]) -> str:
         body.append(" & ".join((*cells, *_cells(row))).replace(NONE, "--") + r" \\")
         name = row.name
     head = ("", "", r"$\beta$", "BPD", "BPD, paper's", r"Err., \%", r"Inception-V3 err., \%")
-    return "\n".join(
-        [
-            r"\begin{tabular}{llrrrrr}",
-            r"\toprule",
-            " & ".join(head) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    start = [r"\begin{tabular}{llrrrrr}", r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
+    return "\n".join([*start, *body, r"\bottomrule", r"\end{tabular}"])
 
 
 def make(context: Context) -> Made:
     """Make the page and its JSON."""
     lines = rows(lambda name: context.model(name).checkpoint)
     title = read_toml("artefacts.toml")["table-1"]["title"]
-    page = "\n".join(
-        [f"# {title}", "", table(lines).markdown(), "```latex", latex(lines), "```", ""]
-    )
+    page = f"# {title}\n\n{table(lines).markdown()}\n```latex\n{latex(lines)}\n```\n"
     numbers = [asdict(row) | {"interval": row.interval} for row in lines]
     return Made(pages={"table-1": page}, data={"table-1": numbers})

@@ -1,0 +1,199 @@
+"""`ecinn teacher`, `ecinn inception` and `ecinn judges`: train networks that are not flows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.progress import CelebA
+from ecinn.errors import InputError, InterruptedRunError
+
+if TYPE_CHECKING:
+    from ecinn.progress import Observer
+
+FACES = "celeba/Smiling"
+"""Dataset of the teacher; the attribute does not matter, because it learns all of them."""
+SHOWN = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
+"""The attributes of the paper."""
+
+OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
+Epochs = Annotated[int, typer.Option(min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")]
+Limit = Annotated[
+    int | None, typer.Option(min=2, help="Use only the first images of every split.")
+]
+
+
+@app.command()
+def teacher(
+    out_file: OutFile,
+    members: Annotated[int, typer.Option(min=1, help="Number of networks.")] = 2,
+    epochs: Epochs = 40,
+    seed: Seed = 0,
+    limit: Limit = None,
+    celeba: CelebA = None,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Train networks that predict all forty attributes of CelebA; minutes on a GPU."""
+    from ecinn.cli.progress import load_images
+    from ecinn.data.celeba import ATTRIBUTES
+    from ecinn.training.teacher import TeacherSettings, train_teacher
+
+    _require_file(out_file, "teacher.safetensors")
+    settings = TeacherSettings(members=members, epochs=epochs, seed=seed)
+    data = load_images(FACES, "train", celeba).first(limit)
+    validation = load_images(FACES, "validation", celeba).first(limit)
+    result = _train(
+        out_file,
+        lambda observe: train_teacher(data, validation, settings, device=device, observe=observe),
+    )
+    errors = {
+        name: dict(zip(ATTRIBUTES, rates, strict=True))
+        for name, rates in result.record["errors"].items()
+    }
+    rows = [(name, errors["ensemble"][name], errors["single"][name]) for name in SHOWN]
+    means = [sum(errors[name].values()) / len(ATTRIBUTES) for name in ("ensemble", "single")]
+    rows.append((f"mean of {len(ATTRIBUTES)}", means[0], means[1]))
+    lines = [f"errors on {len(validation):,} validation images (of a single network):"]
+    lines += [f"  {name:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for name, all_, one in rows]
+    command = f"teacher --out FILE --members {members} --epochs {epochs} --seed {seed}"
+    _report(
+        out_file,
+        command,
+        limit,
+        result.settings,
+        {**result.record, "errors": errors},
+        lines,
+        json_output,
+    )
+
+
+@app.command()
+def inception(
+    dataset: Annotated[str, typer.Argument(help="Like celeba/Smiling.")],
+    out_file: OutFile,
+    epochs: Epochs = 9,
+    seed: Seed = 0,
+    limit: Limit = None,
+    celeba: CelebA = None,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Train Inception-V3 on an attribute of CelebA by the paper's recipe; minutes on a GPU."""
+    from ecinn.cli.progress import load_images
+    from ecinn.data.augmentation import Augmentation
+    from ecinn.studies.inception.training import InceptionSettings, train_inception
+
+    _require_file(out_file, "smiling.safetensors")
+    if not dataset.startswith("celeba/"):
+        raise InputError(
+            f"Inception-V3 is trained on an attribute of CelebA, not on {dataset}: "
+            "give celeba/Smiling or another attribute"
+        )
+    # The augmentation of the INN of faces; the paper does not specify it.
+    augmentation = Augmentation(shift=3.0, whole_pixels=True, flip=True)
+    settings = InceptionSettings(dataset, epochs, seed=seed, augmentation=augmentation)
+    data, validation, test = (
+        load_images(dataset, split, celeba).first(limit)
+        for split in ("train", "validation", "test")
+    )
+    held_out = {"test": test, "validation": validation}
+    result = _train(
+        out_file,
+        lambda observe: train_inception(data, held_out, settings, device=device, observe=observe),
+    )
+    lines = [
+        f"{100 * error:.2f} % wrong on {len(held_out[name]):,} {name} images"
+        for name, error in result.errors.items()
+    ]
+    command = f"inception {dataset} --out FILE --epochs {epochs} --seed {seed}"
+    record = {"errors": dict(result.errors), **result.record}
+    _report(out_file, command, limit, settings, record, lines, json_output)
+
+
+@app.command()
+def judges(
+    dataset: Annotated[str, typer.Argument(help="Like mnist or fakemnist.")],
+    out_file: OutFile,
+    seed: Annotated[int, typer.Option(help="Use another one than for the models.")] = 100,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first training images.")
+    ] = None,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Train judges of counterfactuals: two oracles, a feature network and autoencoders."""
+    from rich.table import Table
+
+    from ecinn.cli.progress import load_images
+    from ecinn.studies.judges import train_judges
+
+    if out_file.is_dir():
+        raise InputError(f"{out_file} is a folder: --out must name a file")
+    data, test = load_images(dataset, "train").first(limit), load_images(dataset, "test")
+    record = _train(
+        out_file,
+        lambda observe: train_judges(data, test, seed=seed, device=device, observe=observe),
+    ).record
+    if json_output:
+        print_json({"file": str(out_file), **record})
+        return
+    table = Table("judge", "on test images", box=None)
+    for name, accuracy in record["accuracy"].items():
+        table.add_row(name, f"{100 * accuracy:.2f} % correct")
+    for name, error in record["reconstruction_error"].items():
+        table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
+    out.print(table)
+    out.print(f"wrote {plain(str(out_file))}")
+
+
+def _require_file(out_file: Path, example: str) -> None:
+    if out_file.is_dir() or out_file.suffix == ".json":
+        raise InputError(f"--out must name a file like {example}, not {out_file}")
+
+
+def _train(out_file: Path, train: "Callable[[Observer], Any]") -> Any:  # noqa: ANN401
+    """Train with progress bars, and save the result."""
+    from ecinn.cli.progress import bars
+    from ecinn.files import output_folder
+
+    output_folder(out_file.parent)
+    try:
+        with bars() as observe:
+            result = train(observe)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted: nothing was written; start again") from None
+    result.save(out_file)
+    return result
+
+
+def _report(
+    out_file: Path,
+    command: str,
+    limit: int | None,
+    settings: Any,  # noqa: ANN401
+    record: dict[str, Any],
+    lines: list[str],
+    json_output: bool,
+) -> None:
+    """Write the training record as JSON, and print it or these lines."""
+    import json
+    from dataclasses import asdict
+
+    from ecinn.files import atomic_write
+
+    limited = "" if limit is None else f" --limit {limit}"
+    record = {"command": f"ecinn {command}{limited}", "settings": asdict(settings), **record}
+    record_file = out_file.with_suffix(".json")
+    atomic_write(record_file, (json.dumps(record, indent=1) + "\n").encode())
+    if json_output:
+        print_json({"file": str(out_file), **record})
+        return
+    speed = f"{record['seconds']:.0f} s, {record['images_per_second']:,} images/s"
+    for line in (*lines, f"trained in {speed}, on {record['device']}"):
+        out.print(line)
+    for path in (out_file, record_file):
+        out.print(f"wrote {plain(str(path))}")
