@@ -116,7 +116,7 @@ def test_inception_is_loaded_with_the_models_classes(context, tmp_path, monkeypa
         asked.append((path, class_names))
         return SimpleNamespace(classifier=other_network())
 
-    monkeypatch.setattr("ecinn.studies.benchmark.faces.load_inception", read)
+    monkeypatch.setattr(faces, "load_inception", read)
     (tmp_path / "Smiling.safetensors").touch()
     faces.figure_9(with_inception(context, tmp_path))
     assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]
