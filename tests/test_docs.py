@@ -144,6 +144,7 @@ def test_readme_python_runs(workshop: Path) -> None:
     assert (workshop / "three-to-eight.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["get-started", "explain-your-image", "method"])
 def test_docs_python_runs(workshop: Path, name: str) -> None:
     run_examples(DOCS / f"{name}.md")
@@ -162,6 +163,7 @@ def test_the_training_script_runs(workshop: Path) -> None:
     assert ecinn.load(workshop / "runs" / "shapes-finetuned").name == "shapes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/get-started.md"])
 def test_the_explain_command_prints_what_the_page_shows(workshop: Path, name: str) -> None:
     shown = re.search(

@@ -149,6 +149,7 @@ def test_targets_by_name_and_number(mnist, digits) -> None:
         mnist.explain(image, ["eleven", first])
 
 
+@pytest.mark.slow
 def test_large_batches_are_explained_in_parts_with_progress(mnist, digits) -> None:
     images = digits[0][:150]
     p = mnist.predict(images).argmax(1)
@@ -231,6 +232,7 @@ def test_samples_of_no_class_are_refused(mnist, labels) -> None:
         mnist.sample([1], temperature=-1.0)
 
 
+@pytest.mark.slow
 def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
     import io
 
@@ -253,6 +255,7 @@ def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
     assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_evaluation_counts_plain_and_corrected_counterfactuals() -> None:
     """Measured means too near to each other leave many α₁ short; correction carries them over."""
     from dataclasses import replace

@@ -208,6 +208,7 @@ def test_texture_decides_what_is_typical(faces: Model, data: Dataset) -> None:
         assert 4 < sum(expected) < 56
 
 
+@pytest.mark.slow
 def test_the_seed_draws_the_images_and_the_split_is_reported(faces: Model, data: Dataset) -> None:
     one, again, other = (audit(faces, data, n=30, seed=seed) for seed in (4, 4, 5))
     assert torch.equal(one.index, again.index)
@@ -292,6 +293,7 @@ def test_the_other_models_change_and_agreement_are_reported(faces: Model, data: 
     assert compared.agreement == wilson(int(same.sum()), 30)
 
 
+@pytest.mark.slow
 def test_mean_maps_are_compared_target_by_target(model: Model, data: Dataset) -> None:
     other = small_model(replace(model.classifier.architecture, seed=9), "mnist", ("a", "b", "c"))
     mine = audit(model, data, n=60, others={"other": other})

@@ -36,7 +36,8 @@ def test_command_writes_tables_figures_and_a_sheet(small_command, tmp_path) -> N
     assert code == 0, stderr
     assert "**" not in stdout
     page = (tmp_path / "heatmaps-tiny.md").read_text()
-    assert "--model some --methods deep_lift --n 2 --seed 5 --baseline mean" in page
+    options = "--methods deep_lift --n 2 --seed 5 --baseline mean"
+    assert f"--model some.safetensors {options}" in page
     assert (tmp_path / "heatmaps-tiny.webp").read_bytes().startswith(b"RIFF")
     written = json.loads((tmp_path / "heatmaps-tiny.json").read_text())
     assert (written["n"], written["complete"]) == (2, True)

@@ -223,11 +223,6 @@ def test_the_same_seed_gives_the_same_files() -> None:
         assert path.read_bytes() == (Path("two") / path.name).read_bytes()
 
 
-def test_the_command_line_starts_without_matplotlib() -> None:
-    code = "import sys, ecinn.cli; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def without_matplotlib(*arguments: str) -> subprocess.CompletedProcess:
     code = (
         f"import sys; sys.modules['matplotlib'] = None; sys.argv = {['ecinn', *arguments]};"
@@ -237,12 +232,14 @@ def without_matplotlib(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_list_needs_no_matplotlib() -> None:
     done = without_matplotlib("paper", "list")
     assert done.returncode == 0, done.stderr
     assert "figure-10" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_figure_without_matplotlib_names_the_extra_to_install(tmp_path: Path) -> None:
     done = without_matplotlib("paper", "figure-3", "--out", str(tmp_path))
     assert done.returncode == 2

@@ -117,6 +117,7 @@ def test_dictionary_holds_every_number_and_is_json(e: Explanation) -> None:
     assert target["path"]["posterior"]["ant"] == pytest.approx(e.path.verdict[3, 1, :, 0].tolist())
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_is_equal(e: Explanation, rotation, x, tmp_path) -> None:
     report = e.save(tmp_path / "kept", film="gif")
     assert json.loads((tmp_path / "kept" / "explanation.json").read_text()) == report

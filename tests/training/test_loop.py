@@ -195,6 +195,7 @@ def test_the_callers_random_numbers_are_left_alone(recipe, data, tmp_path) -> No
     assert torch.equal(torch.rand(2), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e4, float("nan")])
 def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
     rate: float, recipe: Recipe, data: Dataset, tmp_path: Path, monkeypatch

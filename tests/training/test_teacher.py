@@ -414,6 +414,7 @@ def test_command_refuses_unsuitable_output_paths(faces, tmp_path: Path) -> None:
     assert faces == []
 
 
+@pytest.mark.slow
 def test_training_needs_none_of_the_optional_packages() -> None:
     absent = ["captum", "h5py", "torchvision", "matplotlib", "typer", "rich"]
     block = f"import sys; sys.modules.update(dict.fromkeys({absent}))"

@@ -31,6 +31,7 @@ def assert_same(one: Explanation, other: Explanation) -> None:
             torch.testing.assert_close(a, b, atol=2e-3, rtol=1e-3, msg=field.name)
 
 
+@pytest.mark.slow
 def test_joint_explanations_are_those_computed_alone(mnist: Model, x: Tensor) -> None:
     classifier = HeldClassifier(mnist.classifier)
     questions = [

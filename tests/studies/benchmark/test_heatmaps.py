@@ -378,7 +378,7 @@ def test_similarity_has_a_sign_but_for_random_weights(generator) -> None:
 
 
 def test_wrong_input_is_refused(subject) -> None:
-    with pytest.raises(InputError, match="between 2 and the 12"):
+    with pytest.raises(InputError, match="from 2 to 12"):
         measure(subject[0], n=1)
     with pytest.raises(InputError, match="named twice"):
         measure(subject[0], methods=("ecinn", "ecinn"))

@@ -141,6 +141,7 @@ def test_nine_random_fours_go_from_thin_to_bold(context) -> None:
     assert len({row["test_image"] for row in rows}) == 9
 
 
+@pytest.mark.slow
 def test_a_third_class_is_shown_in_the_warning_colour(context) -> None:
     """Found among many, because it is rare: at a tipping point neither p nor q wins."""
     model, data = context.tested("mnist")

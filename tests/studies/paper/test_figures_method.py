@@ -120,6 +120,7 @@ def test_means_are_projected_orthogonally(scene, lift, projection) -> None:
         torch.testing.assert_close(rest @ spanning, 0 * rest[:, 0])
 
 
+@pytest.mark.slow
 def test_projection_of_real_digits(mnist) -> None:
     from ecinn.data.mnist import load_mnist
 
