@@ -57,10 +57,12 @@ def test_shipped_metrics_are_those_of_the_results_page(mnist) -> None:
         assert committed[name] == (value if name == "model" else pytest.approx(value, abs=2e-3))
 
 
+@pytest.mark.slow
 def test_counterfactuals_reach_their_target_on_the_stored_image(explanation) -> None:
     assert explanation.convincing_certificate.reached.float().mean() >= 0.995
 
 
+@pytest.mark.slow
 def test_tipping_points_tie(explanation) -> None:
     posterior = explanation.tipping_certificate.posterior[:, 0]
     p = posterior.gather(1, explanation.p[:, None])
@@ -68,10 +70,12 @@ def test_tipping_points_tie(explanation) -> None:
     assert (p - q).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_round_trip_is_exact(explanation) -> None:
     assert explanation.round_trip_error.max() <= 1e-4
 
 
+@pytest.mark.slow
 def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> None:
     assert explanation.typical.float().mean() > 0.97
     noise = torch.randint(256, (5, 1, 28, 28), generator=generator, dtype=torch.uint8)
@@ -80,6 +84,7 @@ def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> N
     assert not odd.typical.any()
 
 
+@pytest.mark.slow
 def test_means_in_the_checkpoint_are_those_of_the_training_images(mnist) -> None:
     """On 500 of them: the mean of each predicted class lies near the stored one."""
     images = load_mnist("train").images[:500]

@@ -462,6 +462,7 @@ def test_unusable_input_is_refused(model: Model, faces: Model, data: Dataset) ->
         audit(model, replace(data, images=data.images[..., :4]))
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_and_prints_json(tmp_path: Path) -> None:
     page = tmp_path / "new" / "page.html"
     arguments = ("audit", "fakemnist", "--n", 4, "--out", page)

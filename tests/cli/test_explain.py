@@ -216,6 +216,7 @@ def test_several_targets_and_contradictory_flags(three: Path, tmp_path: Path) ->
     assert "leave out --no-check" in fails("explain", three, "--correct", "--no-check")
 
 
+@pytest.mark.slow
 def test_a_missed_confidence_suggests_the_correction(tmp_path: Path) -> None:
     """Sample 18, an untidy three, has no 8-bit image on its path to 1 with that confidence."""
     arguments = ["explain", "--sample", 18, "--target", 1, "--confidence", 0.999]

@@ -28,6 +28,8 @@ from ecinn.studies.judges import (
 )
 from helpers.command_line import fails, run
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY = JudgeSettings(
     convolution_width=4,
@@ -271,7 +273,6 @@ def test_shipped_oracles_err_on_different_images(shipped: Judges) -> None:
     assert both < 0.5 * either
 
 
-@pytest.mark.slow
 def test_shipped_autoencoders_know_their_class(shipped: Judges) -> None:
     """IM1 of real images of q, seen as coming from another class, is below one."""
     test = load_mnist("test").first(2_000)

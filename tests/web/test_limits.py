@@ -19,6 +19,8 @@ from ecinn.web.security import CHUNK
 from ecinn.web.settings import Settings
 from helpers.server import FAST, PATIENCE, ask, connect, metric, running, wait_until
 
+pytestmark = pytest.mark.slow
+
 SHORT = Settings(threads=1, join_seconds=0.001, head_seconds=0.4, body_seconds=0.6)
 
 

@@ -25,6 +25,8 @@ from helpers.server import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 IMPATIENT = Settings(
     threads=1,
     join_seconds=0.001,

@@ -63,6 +63,8 @@ from ecinn.studies.judges import Judges, load_judges
 from helpers.authors import PUBLISHED, needs_the_authors, write_folder
 from helpers.command_line import fails, run
 
+pytestmark = pytest.mark.slow
+
 N = 6
 
 
@@ -261,7 +263,6 @@ def test_error_for_missing_judges_names_the_command() -> None:
         find_judges(None, "faces")
 
 
-@pytest.mark.slow
 def test_command_writes_tables_and_pictures(tmp_path) -> None:
     code, stdout, stderr = run(
         "benchmark", "counterfactuals", "--methods", "ecinn, pixel-gradient-l2", "--n", N,
@@ -305,7 +306,6 @@ def test_wrong_requests_are_refused_and_write_nothing(tmp_path, options, says) -
     assert not folder.exists()
 
 
-@pytest.mark.slow
 def test_without_matplotlib_only_the_figure_is_missing(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, stderr = run(
@@ -346,7 +346,6 @@ def authors_folder(folder: Path, digits: Dataset, mnist: Model) -> AuthorsBenchm
     return replace(benchmark, published=published)
 
 
-@pytest.mark.slow
 def test_control_tells_reproduced_from_not_and_from_not_checked(
     tmp_path, mnist, digits, judges
 ) -> None:
@@ -416,7 +415,6 @@ def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, j
     assert high.obtained.mean == pytest.approx(float(obtained.mean()), abs=1e-4)
 
 
-@pytest.mark.slow
 @needs_the_authors
 @pytest.mark.parametrize("name", ["mnist", "fake_mnist"])
 def test_authors_own_images_are_judged(name, mnist, judges) -> None:
@@ -448,7 +446,6 @@ def test_missing_or_wrong_input_of_the_authors_command_writes_nothing(tmp_path) 
     assert not folder.exists()
 
 
-@pytest.mark.slow
 def test_authors_command_writes_after_every_dataset(
     tmp_path, mnist, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from ecinn.studies.paper import supplement
 from ecinn.studies.paper.artefact import Context
 from helpers.builders import small_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def context(generator: torch.Generator) -> Context:
@@ -147,7 +149,6 @@ def test_the_supplement_has_equally_many_faces_in_both_directions(context, monke
     assert own[:4] != drawn[:4]
 
 
-@pytest.mark.slow
 def test_the_supplement_shows_the_same_faces_on_both_networks(
     context, tmp_path, monkeypatch
 ) -> None:

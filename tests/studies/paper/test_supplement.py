@@ -12,6 +12,8 @@ from ecinn.studies.paper import figures_digits as digits
 from ecinn.studies.paper import style, supplement
 from ecinn.studies.paper.artefact import ARTEFACTS, Context, Made
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def context() -> Context:
@@ -35,7 +37,6 @@ def test_supplement_3_shows_two_hundred_further_samples(context) -> None:
     assert own not in places.tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "sheets"), [(4, 2), (5, 1), (6, 2), (7, 5)])
 def test_supplements_of_figures_with_counterfactuals(context, monkeypatch, figure, sheets) -> None:
     monkeypatch.setattr(supplement, "SHEETS", sheets)
