@@ -1,5 +1,6 @@
 """The shipped models on real images, through the Python interface."""
 
+import inspect
 import io
 
 import numpy as np
@@ -14,6 +15,7 @@ from ecinn.data.dataset import load_dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.data.planted import FAKE_MNIST_CUE
 from ecinn.errors import InputError
+from ecinn.explanation.counterfactual import _steps
 from ecinn.metrics.counterfactuals import elastic_net, share_inside
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
@@ -237,10 +239,22 @@ def test_samples_of_no_class_are_refused(mnist, labels) -> None:
         mnist.sample([1], temperature=-1.0)
 
 
+def test_wrong_types_are_input_errors_not_torch_errors(mnist) -> None:
+    # Without the runtime type checker, which users do not run.
+    sample, targets = inspect.unwrap(Model.sample), inspect.unwrap(Model.targets)
+    with pytest.raises(InputError, match="0 to 9"):
+        sample(mnist, "three")
+    with pytest.raises(InputError, match="number of steps"):
+        inspect.unwrap(_steps)("many", torch.ones(1, 1))
+    with pytest.raises(InputError, match=r"shape \(n, 784\)"):
+        mnist.decode(torch.zeros(1, 5))
+    for target in (1.5, None, {"a": 1}, ["eleven"]):
+        with pytest.raises(InputError):
+            targets(mnist, target)
+
+
 @pytest.mark.slow
 def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
-    import io
-
     png = mnist.explain(digits[0][:2], "all")._repr_png_()
     picture = Image.open(io.BytesIO(png))
     assert picture.width > picture.height / 2

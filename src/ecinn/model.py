@@ -98,6 +98,11 @@ class Model:
 
     def decode(self, z: Tensor) -> Tensor:
         """x = f⁻¹(z), as pixels of [0, 1]; `ecinn.pixels.to_uint8` makes 8-bit images of them."""
+        if z.ndim != 2 or z.shape[1] != self.mu.shape[1]:
+            raise InputError(
+                f"latents are of shape (n, {self.mu.shape[1]}), not {tuple(z.shape)}: "
+                "take those that `encode` returns"
+            )
         with exact_convolutions():
             return self.classifier.decode(z)
 
@@ -189,11 +194,14 @@ class Model:
         Latents of clean images spread about half as far as those of the noisy training images,
         hence the default temperature. `classifier.sample` draws from p(x|y) itself.
         """
-        label = torch.as_tensor(labels, device=self.device)
-        classes = len(self.class_names)
+        wrong = InputError(f"labels are a list of classes 0 to {len(self.class_names) - 1}")
+        try:
+            label = torch.as_tensor(labels, device=self.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise wrong from None
         whole = label.ndim == 1 and not label.is_floating_point()
-        if not whole or bool(((label < 0) | (label >= classes)).any()):
-            raise InputError(f"labels are a list of classes 0 to {classes - 1}")
+        if not whole or bool(((label < 0) | (label >= len(self.class_names))).any()):
+            raise wrong
         if not temperature >= 0:
             raise InputError(f"a temperature is 0 or more, not {temperature}")
         generator = torch.Generator(self.device).manual_seed(seed)

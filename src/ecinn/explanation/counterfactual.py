@@ -250,6 +250,8 @@ def _steps(path: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
     """The α of a path: those given, or this many from 0 to the end."""
     if path is None:
         return end.new_zeros((*end.shape, 0))
+    if isinstance(path, str):
+        raise InputError(f"path must be a number of steps or values of alpha, not {path!r}")
     count = path if isinstance(path, int) else len(path)
     if count * end.numel() > MAX_PICTURES:
         raise InputError(
