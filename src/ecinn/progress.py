@@ -1,4 +1,4 @@
-"""How long-running work reports its progress: one protocol for the whole package."""
+"""Progress reports of long-running work: one protocol for the whole package."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -27,7 +27,7 @@ from ecinn.explanation.result import Certificate, Explanation, Skipped
 from ecinn.files import atomic_write, output_folder
 
 VERSION = 1
-"""Of the JSON; it grows when a key changes its meaning or disappears."""
+"""Version of the JSON; raised when a key changes its meaning or disappears."""
 TENSORS = "explanation.safetensors"
 JSON = "explanation.json"
 KIND = "explanation"

@@ -1,4 +1,4 @@
-"""What a classifier says of images: before and after they are rounded to 8 bits."""
+"""Posteriors of images before and after rounding to 8 bits."""
 
 from dataclasses import dataclass
 

@@ -125,7 +125,7 @@ class Explanation:
     sources: tuple[str | None, ...] = ()
     """The full path of each image that came from a file; empty if none did."""
     remarks: tuple[tuple[str, ...], ...] = ()
-    """What was done to each image to read it, such as inverting or resizing; empty if nothing."""
+    """Changes made to each image to read it, such as inverting or resizing; empty if none."""
 
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:

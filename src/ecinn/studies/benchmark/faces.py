@@ -63,7 +63,7 @@ class FaceResult:
     worst: tuple[int, ...]
     """Test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
     convinced: tuple[Convinced, ...] = ()
-    """How Inception-V3 classifies the counterfactuals, where it is available."""
+    """Predictions of Inception-V3 for the counterfactuals, if it is available."""
 
 
 def measure_faces(

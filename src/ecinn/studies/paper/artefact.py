@@ -101,7 +101,7 @@ class Artefact:
     make: Callable[[Context], Made]
     needs: frozenset[Need] = frozenset()
     reported: str = ""
-    """What the paper shows and says there."""
+    """Content of the figure or table in the paper."""
 
 
 def caption(name: str, **values: Any) -> str:  # noqa: ANN401

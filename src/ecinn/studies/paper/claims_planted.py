@@ -133,14 +133,14 @@ def reaches_target(sample: Sample) -> Measurement:
 
 @dataclass(frozen=True)
 class Left:
-    """What a Δ between n latents still changes apart from the planted cue."""
+    """Changes outside the planted cue that a Δ between n latents causes."""
 
     shares: Mapping[str, Interval]
     """For pixels and features: Σ(change)² / Σ(difference from another image)², over images."""
     same_digit: Interval
     """Read by the convolutional oracle as before."""
     says_q: Interval
-    """Where the cue, which alone depends on the class, is that of q."""
+    """True where the cue, which alone depends on the class, is that of q."""
 
     @property
     def cancelled(self) -> bool:
