@@ -138,9 +138,9 @@ class Left:
     shares: Mapping[str, Interval]
     """For pixels and features: Σ(change)² / Σ(difference from another image)², over images."""
     same_digit: Interval
-    """Read by the convolutional oracle as before."""
+    """Share of images that the convolutional oracle classifies as before."""
     says_q: Interval
-    """True where the cue, which alone depends on the class, is that of q."""
+    """Share of images whose cue, which alone depends on the class, is that of q."""
 
     @property
     def cancelled(self) -> bool:
