@@ -98,9 +98,9 @@ class Model:
 
     def decode(self, z: Tensor) -> Tensor:
         """x = f⁻¹(z), as pixels of [0, 1]; `ecinn.pixels.to_uint8` makes 8-bit images of them."""
-        if z.ndim != 2 or z.shape[1] != self.mu.shape[1]:
+        if z.ndim != 2 or z.shape[1] != self.mu_bar.shape[1]:
             raise InputError(
-                f"latents are of shape (n, {self.mu.shape[1]}), not {tuple(z.shape)}: "
+                f"latents are of shape (n, {self.mu_bar.shape[1]}), not {tuple(z.shape)}: "
                 "take those that `encode` returns"
             )
         with exact_convolutions():
