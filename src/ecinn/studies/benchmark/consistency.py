@@ -132,11 +132,11 @@ def _confidences(
 
     columns: list[tuple[Tensor, ...]] = []
     for level in asked:
-        alpha, reachable = equations.departing_alpha(z, delta, model.mu, p, level)
+        alpha, reachable = equations.departing_alpha(z, delta, model.mu, model.tau, p, level)
         moved = equations.corrected_latent(z, alpha, delta)
         image = model.decode(moved[:, 0])
         stored = stored_posterior(model, image)[:, None]
-        posterior = equations.log_posterior(moved, model.mu).exp()
+        posterior = equations.log_posterior(moved, model.mu, model.tau).exp()
         # The same line, walked backwards, leads to p.
         none = torch.zeros_like(p)
         ends = Ends(posterior, stored, alpha=-alpha, image=image[:, None], corrections=none)
