@@ -60,6 +60,7 @@ def evaluate(
         atomic_write(reliability, reliability_png(loaded, data, split.value, seed))
     with bars() as observe:
         metrics = dataclasses.asdict(evaluate_model(loaded, data, seed=seed, observe=observe))
+    metrics["split"] = split.value
     if json_output:
         print_json(metrics)
         return
