@@ -146,7 +146,7 @@ MNIST_PAPER = Recipe(
     #   with tanh (IB-INN: arctan), and each follows a permutation;
     # - class means start in random directions (IB-INN: along blocks of axes), and the class prior
     #   is uniform (IB-INN: learned);
-    # - all 60,000 images are used for training (IB-INN: all but 1,024 random ones).
+    # - all but 2,000 random images are used for training (IB-INN: all but 1,024).
     name="mnist-paper",
     dataset="mnist",
     architecture=Architecture(
