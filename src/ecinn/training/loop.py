@@ -77,6 +77,10 @@ def train(
     for images in (data, held_out, test):
         if images is not None:
             _require_fitting(images, recipe)
+    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
+        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+    if teacher is not None and not recipe.needs_teacher:
+        raise InputError(f"{recipe.name} needs no teacher: leave it out")
     if refine_from is not None and resume:
         raise InputError("refine_from starts a new run, resume continues one: leave one out")
     if refine_from is not None and init_from is not None:
@@ -146,9 +150,7 @@ class _Run:
                     f"cannot start from this model: its architecture differs from {recipe.name!r}"
                 )
         attributes = 0
-        if recipe.attribute_weight:
-            if self.data.attributes is None:
-                raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+        if recipe.attribute_weight and self.data.attributes is not None:
             attributes = self.data.attributes.shape[1]
         if refine_from is None:
             state = TrainingState.start(recipe, self.device, attributes)
@@ -320,13 +322,8 @@ def _prepare_teacher(
     teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
     """Return the teacher on its device, tested on one image, and a hash that identifies it."""
-    if not recipe.needs_teacher:
-        if teacher is not None:
-            raise InputError(f"{recipe.name} needs no teacher: leave it out")
+    if teacher is None:
         return None, {}
-    assert teacher is not None
-    if recipe.distillation_weight and (data.attributes is None or data.attribute is None):
-        raise InputError(f"{recipe.dataset} has no attribute labels: train without distillation")
     outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
     teacher = teacher.to(device)
     with torch.no_grad():
