@@ -120,6 +120,8 @@ class FaceJudges(nn.Module):
         self, images: StoredImages, attribute: str
     ) -> dict[str, Float[Tensor, " batch"]]:
         """Return the probability that each face has this attribute, by family."""
+        if attribute not in ATTRIBUTES:
+            raise InputError(f"CelebA has no attribute {attribute!r}: give one like Smiling")
         column = ATTRIBUTES.index(attribute)
         return {family: s[:, column].sigmoid() for family, s in self.scores(images).items()}
 
