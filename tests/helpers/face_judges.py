@@ -6,16 +6,16 @@ from torch import nn
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.studies.face_judges import FaceJudges, FaceJudgeSettings
+from ecinn.training.teacher import TeacherSettings
 from helpers.builders import randomise
 
 SMALL_FACE_JUDGES = FaceJudgeSettings(
-    epochs=1,
-    batch_size=16,
-    augmentation=Augmentation(1.0, flip=True),
-    residual_width=2,
-    residual_multiples=(1, 2, 3, 3),
+    residual_widths=(2, 4, 6, 6),
     separable_widths=(4, 6, 8, 10),
     separable_depths=(1, 2, 1),
+    training=TeacherSettings(
+        epochs=1, batch_size=16, augmentation=Augmentation(1.0, flip=True), seed=100
+    ),
 )
 
 

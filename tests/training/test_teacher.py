@@ -37,7 +37,6 @@ from ecinn.training.teacher import (
     logit_of_mean,
     mixup_weight,
     teacher_optimiser,
-    train_attributes,
     train_teacher,
     training_batch,
 )
@@ -256,19 +255,6 @@ def test_members_are_trained_with_adamw_a_cosine_and_an_average() -> None:
     fitted = torch.cat([trained.network.weight, trained.network.bias[:, None]], 1).double()
     torch.testing.assert_close(fitted, average, atol=1e-3, rtol=1e-3)
     assert (network.weight - trained.network.weight).abs().max() > 0.05
-
-
-def test_attributes_can_have_weights() -> None:
-    """The loss of the first step is the weighted mean of three cross-entropies."""
-    data, weights = tinted(12), torch.tensor([0.2, 3.0, 0.9])
-    settings = dataclasses.replace(STILL, epochs=1, batch_size=12)
-    options = {"seed": 0, "device": CPU, "task": "weights", "observe": lambda progress: None}
-    x = (data.images.float() + 0.5) / 256
-    probability = Linear()(x).sigmoid().detach()
-    each = -torch.where(data.attributes > 0, probability, 1 - probability).log().mean(0)
-    for given, expected in ((weights, (weights * each).sum() / 4.1), (None, each.mean())):
-        curve = train_attributes(Linear, data, settings, weights=given, **options).curve
-        assert curve[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.fixture(scope="module")

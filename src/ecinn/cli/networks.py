@@ -164,6 +164,7 @@ def _digit_judges(dataset: str, seed: int, limit: int | None) -> "Callable[..., 
 
 def _face_judges(celeba: Path | None, seed: int, limit: int | None) -> "Callable[..., Any]":
     """Load all splits of the faces, and return the training of their judges."""
+    from dataclasses import replace
     from functools import partial
 
     from ecinn.cli.progress import load_images
@@ -172,7 +173,9 @@ def _face_judges(celeba: Path | None, seed: int, limit: int | None) -> "Callable
     data = load_images(FACES, "train", celeba).first(limit)
     validation, test = load_images(FACES, "validation", celeba), load_images(FACES, "test", celeba)
     held_out = {"validation": validation, "test": test}
-    return partial(train_face_judges, data, held_out, FaceJudgeSettings(seed=seed))
+    settings = FaceJudgeSettings()
+    settings = replace(settings, training=replace(settings.training, seed=seed))
+    return partial(train_face_judges, data, held_out, settings)
 
 
 def _require_file(out_file: Path, example: str) -> None:

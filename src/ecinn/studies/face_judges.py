@@ -1,13 +1,15 @@
 """Judges of faces: two small networks of different families that predict all attributes."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ecinn.classifier.tensor_files import find_file, load_tensors, rebuild, write_tensors
@@ -19,14 +21,23 @@ from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, StoredImages, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.studies.judges import SHIPPED
-from ecinn.training.networks import assemble, stored_weights, training_record
+from ecinn.training.networks import (
+    Trained,
+    assemble,
+    cosine,
+    gpu_autocast,
+    seeded,
+    stored_weights,
+    train_network,
+    training_record,
+)
 from ecinn.training.teacher import (
-    AttributeNetwork,
-    AttributeTraining,
-    Logits,
-    count_attributes,
+    SMALLEST_SIDE,
+    TeacherSettings,
     logit_of_mean,
-    train_attributes,
+    mixup_weight,
+    teacher_optimiser,
+    training_batch,
 )
 
 KIND = "face judges"
@@ -35,44 +46,34 @@ LABELS = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
 _BATCH = 250
 """Images per forward pass, which bounds memory."""
 
+Logits = Float[Tensor, "batch attributes"]
+Features = Float[Tensor, "batch features"]
+
 
 @dataclass(frozen=True)
-class FaceJudgeSettings(AttributeTraining):
+class FaceJudgeSettings:
     """Sizes for 3 MiB together, with weights as float16, and the training of both networks."""
 
-    residual_width: int = 8
-    residual_multiples: tuple[int, ...] = (3, 6, 10, 14)
-    """Channels of each stage, in multiples of the width."""
+    residual_widths: tuple[int, ...] = (24, 48, 80, 112)
     separable_widths: tuple[int, ...] = (32, 80, 160, 256)
     separable_depths: tuple[int, ...] = (2, 4, 8)
     """Layers of each stage after the first, which is a single convolution."""
-    epochs: int = 80
     label_weight: float = 0.5
     """Share of the loss that belongs to the labels of the paper; all attributes share the rest."""
-    seed: int = 100
-    """Of no model, teacher or jury."""
+    training: TeacherSettings = field(default_factory=lambda: TeacherSettings(epochs=80, seed=100))
+    """Schedule, augmentation and seed; a teacher's width does not apply."""
 
 
-class SeparableNetwork(nn.Module):
-    """Depthwise 5×5 and pointwise convolutions in turn, without shortcuts: pixels to logits.
+class JudgeNetwork(nn.Module):
+    """Pixels in [0, 1] to one logit per attribute: layers, average pooling, dropout, a matrix."""
 
-    Args:
-        widths: channels of each stage; all stages but the first halve the image.
-        depths: layers of each stage after the first.
-    """
-
-    def __init__(self, attributes: int, widths: Sequence[int], depths: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], channels: int, attributes: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
-        layers += [nn.BatchNorm2d(widths[0]), nn.SiLU()]
-        for (channels, filters), depth in zip(pairwise(widths), depths, strict=True):
-            layers += _separable(channels, filters, 2)
-            layers += [layer for _ in range(depth - 1) for layer in _separable(filters, filters)]
         self.layers = nn.Sequential(*layers)
         self.dropout = nn.Dropout(0.2)
-        self.head = nn.Linear(widths[-1], attributes)
+        self.head = nn.Linear(channels, attributes)
 
-    def features(self, x: Images) -> Float[Tensor, "batch features"]:
+    def features(self, x: Images) -> Features:
         """Return the penultimate layer."""
         if x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -84,16 +85,50 @@ class SeparableNetwork(nn.Module):
         return logits
 
 
-def _separable(channels: int, filters: int, stride: int = 1) -> list[nn.Module]:
-    """Filter each channel, then mix the channels; each with batch norm and SiLU."""
-    return [
-        nn.Conv2d(channels, channels, 5, stride, padding=2, groups=channels, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.SiLU(),
-        nn.Conv2d(channels, filters, 1, bias=False),
-        nn.BatchNorm2d(filters),
-        nn.SiLU(),
-    ]
+def residual_network(attributes: int, widths: Sequence[int]) -> JudgeNetwork:
+    """Two residual blocks per stage; all stages but the first halve the image."""
+    layers = _normalised(nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.ReLU())
+    for channels, filters in pairwise((widths[0], *widths)):
+        stride = 1 if len(layers) == 3 else 2
+        layers += [_ResidualBlock(channels, filters, stride), _ResidualBlock(filters, filters, 1)]
+    return JudgeNetwork(layers, widths[-1], attributes)
+
+
+def separable_network(
+    attributes: int, widths: Sequence[int], depths: Sequence[int]
+) -> JudgeNetwork:
+    """Depthwise 5×5 and pointwise convolutions in turn, without shortcuts."""
+    layers = _normalised(nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.SiLU())
+    for (before, filters), depth in zip(pairwise(widths), depths, strict=True):
+        for channels, stride in ((before, 2), *[(filters, 1)] * (depth - 1)):
+            options = {"padding": 2, "groups": channels, "bias": False}
+            depthwise = nn.Conv2d(channels, channels, 5, stride, **options)
+            layers += _normalised(depthwise, nn.SiLU())
+            layers += _normalised(nn.Conv2d(channels, filters, 1, bias=False), nn.SiLU())
+    return JudgeNetwork(layers, widths[-1], attributes)
+
+
+class _ResidualBlock(nn.Module):
+    """ReLU(s(x) + F(x)), two convolutions in F, and s a 1×1 convolution where shapes differ."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        first = nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
+        second = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.residual = nn.Sequential(
+            *_normalised(first, nn.ReLU()), second, nn.BatchNorm2d(filters)
+        )
+        self.shortcut = nn.Sequential()
+        if (channels, stride) != (filters, 1):
+            project = nn.Conv2d(channels, filters, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(filters))
+
+    def forward(self, x: Images) -> Float[Tensor, "batch filters rows columns"]:
+        return F.relu(self.shortcut(x) + self.residual(x))
+
+
+def _normalised(convolution: nn.Conv2d, activation: nn.Module) -> list[nn.Module]:
+    return [convolution, nn.BatchNorm2d(convolution.out_channels), activation]
 
 
 class FaceJudges(nn.Module):
@@ -159,11 +194,11 @@ class FaceJudges(nn.Module):
 
 def _builders(
     attributes: int, settings: FaceJudgeSettings
-) -> dict[str, Callable[[], AttributeNetwork | SeparableNetwork]]:
+) -> dict[str, Callable[[], JudgeNetwork]]:
     s = settings
     return {
-        "residual": lambda: AttributeNetwork(attributes, s.residual_width, s.residual_multiples),
-        "separable": lambda: SeparableNetwork(attributes, s.separable_widths, s.separable_depths),
+        "residual": lambda: residual_network(attributes, s.residual_widths),
+        "separable": lambda: separable_network(attributes, s.separable_widths, s.separable_depths),
     }
 
 
@@ -196,25 +231,16 @@ def train_face_judges(
         held_out: images by split, "validation" and "test"; they take no part in the training.
     """
     device = resolve_device(device)
-    attributes = count_attributes(data, "a judge of faces")
-    if attributes != len(ATTRIBUTES):
+    _, channels, height, width = data.images.shape
+    attributes = 0 if data.attributes is None else data.attributes.shape[1]
+    if channels != 3 or min(height, width) < SMALLEST_SIDE or attributes != len(ATTRIBUTES):
         raise InputError(
-            f"judges of faces need the {len(ATTRIBUTES)} attributes of CelebA, not {attributes}"
+            f"judges of faces need images with 3 channels, at least {SMALLEST_SIDE} pixels a side "
+            f"and {len(ATTRIBUTES)} attributes, not {channels}×{height}×{width} and {attributes}: "
+            "use CelebA"
         )
-    share = settings.label_weight
-    weights = torch.full((attributes,), (1 - share) / attributes)
-    weights[[ATTRIBUTES.index(label) for label in LABELS]] += share / len(LABELS)
     trainings = [
-        train_attributes(
-            build,
-            data,
-            settings,
-            seed=settings.seed * 1_000_003 + number,
-            device=device,
-            task=family,
-            observe=observe,
-            weights=weights,
-        )
+        _fit(number, family, build, data, settings, device, observe)
         for number, (family, build) in enumerate(_builders(attributes, settings).items())
     ]
     stored = {
@@ -229,6 +255,59 @@ def train_face_judges(
         "errors": {split: _errors(judges, images) for split, images in held_out.items()},
     }
     return judges
+
+
+def _fit(
+    number: int,
+    family: str,
+    build: Callable[[], JudgeNetwork],
+    data: Dataset,
+    settings: FaceJudgeSettings,
+    device: torch.device,
+    observe: Observer,
+) -> Trained[JudgeNetwork]:
+    """Train on the weighted cross-entropy of all attributes, with the teacher's augmentation."""
+    assert data.attributes is not None
+    training = settings.training
+    seed = training.seed * 1_000_003 + number
+    images, labels = data.images.to(device), data.attributes.to(device)
+    weights = attribute_weights(settings.label_weight).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    python_generator = random.Random(seed)
+    with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        network = build().to(device)
+        if device.type == "cuda":
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+        def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+            weight = mixup_weight(training, python_generator)
+            x, targets = training_batch(images[batch], labels[batch], training, weight, generator)
+            with gpu_autocast(device):
+                logits = network(x).float()
+            wrong = ((logits.detach() > 0) != (targets > 0.5)).float().mean()
+            return F.binary_cross_entropy_with_logits(logits, targets, weights), wrong
+
+        return train_network(
+            network,
+            loss,
+            teacher_optimiser(network, training),
+            images=len(data),
+            batch_size=training.batch_size,
+            epochs=training.epochs,
+            generator=generator,
+            schedule=cosine(training.warm_up),
+            ema_decay=training.ema_decay,
+            task=family,
+            observe=observe,
+        )
+
+
+def attribute_weights(share: float) -> Float[Tensor, " attributes"]:
+    """Return the weight of each attribute: the mean is 1, the paper's labels have this share."""
+    count = len(ATTRIBUTES)
+    weights = torch.full((count,), 1 - share)
+    weights[[ATTRIBUTES.index(label) for label in LABELS]] += share * count / len(LABELS)
+    return weights
 
 
 def _errors(judges: FaceJudges, data: Dataset) -> dict[str, dict[str, float]]:

@@ -1,10 +1,10 @@
 """The teacher: an ensemble that predicts all attributes of a face, its training and its file."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,45 +33,37 @@ KIND = "teacher"
 WIDTH = 64
 SMALLEST_SIDE = 16
 """Smallest image side in pixels: three of the four stages halve it."""
+_STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
+"""For each stage: multiple of the width, and stride of the first block."""
 
 Logits = Float[Tensor, "batch attributes"]
 Targets = Float[Tensor, "batch attributes"]
-Network = TypeVar("Network", bound=nn.Module)
 
 
 class AttributeNetwork(nn.Module):
-    """A residual network for small images: pixels in [0, 1] to one logit per attribute.
+    """A residual network for small images: pixels in [0, 1] to one logit per attribute."""
 
-    Args:
-        multiples: of the width, for each stage of two blocks; all but the first halve the image.
-    """
-
-    def __init__(
-        self, attributes: int, width: int = WIDTH, multiples: Sequence[int] = (1, 2, 4, 8)
-    ) -> None:
+    def __init__(self, attributes: int, width: int = WIDTH) -> None:
         super().__init__()
-        channels = multiples[0] * width
-        self.stem = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
         blocks: list[nn.Module] = []
-        for stage, multiple in enumerate(multiples):
+        channels = width
+        for multiple, stride in _STAGES:
             filters = multiple * width
-            blocks += [_Block(channels, filters, 2 if stage else 1), _Block(filters, filters, 1)]
+            blocks += [_Block(channels, filters, stride), _Block(filters, filters, 1)]
             channels = filters
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(channels)
         self.dropout = nn.Dropout(0.3)
         self.head = nn.Linear(channels, attributes)
 
-    def features(self, x: Images) -> Float[Tensor, "batch features"]:
-        """Return the penultimate layer."""
+    def forward(self, x: Images) -> Logits:
+        """Return the logit of every attribute."""
         if x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
         h = self.blocks(self.stem(4 * (x - 0.5)))
-        return F.relu(self.norm(h)).mean((2, 3))
-
-    def forward(self, x: Images) -> Logits:
-        """Return the logit of every attribute."""
-        logits: Tensor = self.head(self.dropout(self.features(x)))
+        pooled = F.relu(self.norm(h)).mean((2, 3))
+        logits: Tensor = self.head(self.dropout(pooled))
         return logits
 
 
@@ -129,9 +121,11 @@ def logit_of_mean(logits: Float[Tensor, "predictions batch attributes"]) -> Logi
 
 
 @dataclass(frozen=True)
-class AttributeTraining:
-    """Schedule and augmentation of a network that predicts attributes; every value is ours."""
+class TeacherSettings:
+    """Everything that is needed to train a teacher again; every value is ours."""
 
+    members: int = 2
+    width: int = WIDTH
     epochs: int = 40
     batch_size: int = 256
     learning_rate: float = 2e-3
@@ -157,14 +151,6 @@ class AttributeTraining:
     mixup_share: float = 0.5
     """Share of the batches with mixup."""
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class TeacherSettings(AttributeTraining):
-    """Everything that is needed to train a teacher again."""
-
-    members: int = 2
-    width: int = WIDTH
 
 
 @dataclass(frozen=True)
@@ -223,17 +209,17 @@ def train_teacher(
 ) -> Teacher:
     """Train every member from its own seed, and measure the ensemble with its stored weights."""
     device = resolve_device(device)
-    attributes = count_attributes(data, "a teacher")
-    trainings = [
-        train_attributes(
-            lambda: AttributeNetwork(attributes, settings.width),
-            data,
-            settings,
-            seed=settings.seed * 1_000_003 + member,
-            device=device,
-            task=f"network {member + 1} of {settings.members}",
-            observe=observe,
+    _, channels, height, width = data.images.shape
+    if channels != 3 or min(height, width) < SMALLEST_SIDE:
+        raise InputError(
+            f"a teacher needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
+            f"not {channels}×{height}×{width}: use a dataset of photographs"
         )
+    if data.attributes is None:
+        raise InputError("a teacher needs attribute labels: use a dataset like CelebA")
+    attributes = data.attributes.shape[1]
+    trainings = [
+        _train_member(member, data, attributes, settings, device, observe)
         for member in range(settings.members)
     ]
     trained = Ensemble([training.network for training in trainings])
@@ -247,43 +233,24 @@ def train_teacher(
     return Teacher(ensemble, settings, record)
 
 
-def count_attributes(data: Dataset, who: str) -> int:
-    """Return the number of attributes, if the images suit networks that predict them."""
-    _, channels, height, width = data.images.shape
-    if channels != 3 or min(height, width) < SMALLEST_SIDE:
-        raise InputError(
-            f"{who} needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
-            f"not {channels}×{height}×{width}: use a dataset of photographs"
-        )
-    if data.attributes is None:
-        raise InputError(f"{who} needs attribute labels: use a dataset like CelebA")
-    return data.attributes.shape[1]
-
-
-def train_attributes(
-    build: Callable[[], Network],
+def _train_member(
+    member: int,
     data: Dataset,
-    settings: AttributeTraining,
-    *,
-    seed: int,
+    attributes: int,
+    settings: TeacherSettings,
     device: torch.device,
-    task: str,
     observe: Observer,
-    weights: Float[Tensor, " attributes"] | None = None,
-) -> Trained[Network]:
-    """Train a new network with AdamW on the mean cross-entropy of all attributes.
-
-    Args:
-        build: makes the network, which maps pixels in [0, 1] to a logit per attribute.
-        weights: of the attributes in the mean; None gives every attribute the same.
-    """
+) -> Trained[AttributeNetwork]:
+    """Train with AdamW on the mean cross-entropy of all attributes."""
     assert data.attributes is not None
+    seed = settings.seed * 1_000_003 + member
     images, labels = data.images.to(device), data.attributes.to(device)
-    weights = None if weights is None else weights.to(device) / weights.mean()
     generator = torch.Generator(device).manual_seed(seed)
     python_generator = random.Random(seed)
     with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        network: Network = _fastest_format(build().to(device))
+        network: AttributeNetwork = _fastest_format(
+            AttributeNetwork(attributes, settings.width).to(device)
+        )
 
         def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
             weight = mixup_weight(settings, python_generator)
@@ -291,8 +258,7 @@ def train_attributes(
             with gpu_autocast(device):
                 logits = network(x).float()
             wrong = (logits.detach() > 0) != (targets > 0.5)
-            entropy = F.binary_cross_entropy_with_logits(logits, targets, weights)
-            return entropy, wrong.float().mean()
+            return F.binary_cross_entropy_with_logits(logits, targets), wrong.float().mean()
 
         return train_network(
             network,
@@ -304,12 +270,12 @@ def train_attributes(
             generator=generator,
             schedule=cosine(settings.warm_up),
             ema_decay=settings.ema_decay,
-            task=task,
+            task=f"network {member + 1} of {settings.members}",
             observe=observe,
         )
 
 
-def teacher_optimiser(network: nn.Module, settings: AttributeTraining) -> torch.optim.AdamW:
+def teacher_optimiser(network: nn.Module, settings: TeacherSettings) -> torch.optim.AdamW:
     """AdamW with weight decay for kernels and matrices only."""
     parameters = list(network.parameters())
     groups: list[dict[str, Any]] = [
@@ -322,7 +288,7 @@ def teacher_optimiser(network: nn.Module, settings: AttributeTraining) -> torch.
 def training_batch(
     images: StoredImages,
     attributes: UInt8[Tensor, "batch attributes"],
-    settings: AttributeTraining,
+    settings: TeacherSettings,
     weight: float,
     generator: torch.Generator,
 ) -> tuple[Images, Targets]:
@@ -365,7 +331,7 @@ def mixup(values: Float[Tensor, "*shape"], weight: float) -> Float[Tensor, "*sha
     return values if weight == 1 else weight * values + (1 - weight) * values.roll(1, 0)
 
 
-def mixup_weight(settings: AttributeTraining, generator: random.Random) -> float:
+def mixup_weight(settings: TeacherSettings, generator: random.Random) -> float:
     """λ ~ Beta(mixup, mixup) for a share of the batches, 1 for the others."""
     if settings.mixup <= 0 or generator.random() >= settings.mixup_share:
         return 1.0
