@@ -101,8 +101,9 @@ def separable_network(
     layers = _normalised(nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.SiLU())
     for (before, filters), depth in zip(pairwise(widths), depths, strict=True):
         for channels, stride in ((before, 2), *[(filters, 1)] * (depth - 1)):
-            options = {"padding": 2, "groups": channels, "bias": False}
-            depthwise = nn.Conv2d(channels, channels, 5, stride, **options)
+            depthwise = nn.Conv2d(
+                channels, channels, 5, stride, padding=2, groups=channels, bias=False
+            )
             layers += _normalised(depthwise, nn.SiLU())
             layers += _normalised(nn.Conv2d(channels, filters, 1, bias=False), nn.SiLU())
     return JudgeNetwork(layers, widths[-1], attributes)
