@@ -118,6 +118,11 @@ def faces_benchmark(
             "to classify counterfactuals."
         ),
     ] = None,
+    judges: Annotated[str, typer.Option(help="Name or path of judges of faces.")] = "celeba",
+    hardest: Annotated[
+        Path | None,
+        typer.Option(help="celeba.json of an earlier run: draw the hardest faces of that run."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=20, help="Faces per picture.")] = 10,
     limit: Limit = None,
     seed: Seed = 0,
@@ -126,12 +131,14 @@ def faces_benchmark(
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Measure models of faces; draw random faces and the least likely counterfactuals."""
+    """Measure models of faces; draw random faces and the most difficult ones."""
     line = command_line("faces", locals())
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import faces
+    from ecinn.studies.benchmark.face_quality import JudgePanel
     from ecinn.studies.benchmark.record import Results, provenance
+    from ecinn.studies.face_judges import load_face_judges
 
     loaded = {name: load(name, device) for name in names_of(models)}
     for name, model in loaded.items():
@@ -144,6 +151,8 @@ def faces_benchmark(
         if inception is None
         else {name: faces.read_inception(inception, model) for name, model in loaded.items()}
     )
+    loaded_judges = load_face_judges(judges, device)
+    same = {} if hardest is None else faces.read_hardest(hardest)
     for name, (_, network) in networks.items():
         if network is None:
             err.print(f"{plain(name)}: no .safetensors in --inception to classify counterfactuals")
@@ -152,16 +161,21 @@ def faces_benchmark(
     record: dict[str, Any] = {}
     captions: dict[str, str] = {}
     for name, model in loaded.items():
-        data = load_images(model.recipe.dataset, "test", celeba).first(limit)
+        dataset = model.recipe.dataset
+        data = load_images(dataset, "test", celeba).first(limit)
+        reference = load_images(dataset, "validation", celeba).first(limit)
         error, network = networks.get(name, (None, None))
+        attribute = dataset.removeprefix("celeba/")
         with bars() as observe:
             measured[model.name], sheets = faces.measure_faces(
                 model,
                 data,
+                JudgePanel(attribute, loaded_judges, network, model.device),
+                reference,
                 n=n,
                 seed=seed,
                 inception_error=error,
-                inception=network,
+                hardest=same.get(model.name),
                 observe=observe,
             )
         record[model.name] = provenance(line, model)
@@ -169,7 +183,7 @@ def faces_benchmark(
             file = f"{model.name}-{kind}.webp"
             captions[file] = f"{model.name}: {faces.SHEETS[kind]}"
             atomic_write(folder / file, webp_bytes(sheet))
-        values = {"record": record, "results": measured}
+        values = {"record": record, "judges": loaded_judges.record, "results": measured}
         tables = faces.face_tables(measured)
         results = Results("Faces", tables, values, [*record.values()], captions)
         paths = results.write(folder / "celeba")  # an interrupted run keeps its results
