@@ -30,6 +30,14 @@ def test_reaching_q_and_leaving_p_are_two_things_and_a_failure_is_neither() -> N
     assert metrics.class_changed(read_as, p).tolist() == [True, True, False, False, False]
 
 
+def test_preference_is_asked_of_those_that_are_read_as_p_or_q(generator) -> None:
+    read_as, p, q = (torch.randint(4, (200,), generator=generator) for _ in range(3))
+    triples = zip(read_as.tolist(), p.tolist(), q.tolist(), strict=True)
+    expected = [read == target for read, start, target in triples if read in (start, target)]
+    assert metrics.prefers_q(read_as, p, q).tolist() == expected
+    assert 0 < sum(expected) < len(expected) < 200
+
+
 def test_oracle_agrees_where_its_largest_score_is_q() -> None:
     scores = torch.tensor([[-3.0, -1.0, -2.0], [0.2, 0.1, 0.7]])
     assert metrics.oracle_agrees(scores, torch.tensor([1, 0])).tolist() == [True, False]

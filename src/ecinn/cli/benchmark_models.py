@@ -13,10 +13,12 @@ from ecinn.cli.benchmark import (
     ModelName,
     Out,
     Seed,
+    SplitOption,
     benchmark,
     command_line,
     names_of,
     show,
+    suffix,
 )
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
@@ -193,7 +195,7 @@ def faces_benchmark(
 @benchmark.command("rounding")
 def rounding_benchmark(
     model: Annotated[list[str], typer.Option(help="Name or path of a model; repeatable.")],
-    split: Annotated[SplitName, typer.Option(help="Images to measure on.")] = SplitName.TEST,
+    split: SplitOption = SplitName.TEST,
     draws: Annotated[int, typer.Option(min=2, help="Number of further rounding errors.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the errors.")] = 0,
     unrounded: Annotated[
@@ -219,7 +221,7 @@ def rounding_benchmark(
         loaded[rounded.name] = rounded
     files = {file: load(file, device) for file in unrounded or []}
     before = rounding.match_unrounded(files, loaded)
-    stem = output_folder(out_dir) / f"rounding-{split.value}".removesuffix("-test")
+    stem = output_folder(out_dir) / f"rounding{suffix(split)}"
     measured: dict[str, rounding.RoundingCost] = {}
     record: dict[str, Any] = {}
     for label, rounded in loaded.items():

@@ -60,6 +60,12 @@ def oracle_agrees(scores: Float[Tensor, "batch classes"], q: Labels) -> Bool[Ten
     return scores.argmax(1) == q
 
 
+def prefers_q(read_as: Labels, p: Labels, q: Labels) -> Bool[Tensor, " decided"]:
+    """C(x̂) = q, of the images that are read as p or q; half of them at a perfect tipping point."""
+    decided = (read_as == p) | (read_as == q)
+    return read_as[decided] == q[decided]
+
+
 def l1(original: StoredImages, counterfactual: StoredImages) -> PerImage:
     """‖x̂ − x‖₁."""
     return _change(original, counterfactual).abs().sum(1).double() / 255

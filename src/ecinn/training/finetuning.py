@@ -1,8 +1,7 @@
-"""Second training stage: fine-tune the quality of counterfactuals against a critic."""
+"""Fine-tuning for counterfactuals: distillation on the path from a teacher."""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +15,10 @@ from ecinn.pixels import Images, Labels, to_pixels, to_uint8
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep, cosine_schedule
 
-MEANS_WEIGHT = 0.02
-"""Weight of a batch's mean latents in their moving average μ̄."""
-HIGHEST_CONFIDENCE = 0.99
-"""Random confidences lie between one minus this and this."""
 CRITIC_WIDTH = 48
 CRITIC_FEATURES = 256
+HIGHEST_CONFIDENCE = 0.99
+"""Random confidences lie between one minus this and this."""
 
 
 class Critic(nn.Module):
@@ -53,21 +50,12 @@ class Critic(nn.Module):
         return score
 
 
-class RunningMeans(nn.Module):
-    """Moving average μ̄ of the mean latent of every class."""
-
-    def __init__(self, mu_bar: Tensor) -> None:
-        super().__init__()
-        self.mu_bar = nn.Buffer(mu_bar.clone())
-
-
 @dataclass
 class FineTuningState(TrainingState):
-    """The state of the second stage, with a critic and the running means."""
+    """The state of the second stage, with a critic."""
 
     critic: Critic = field(kw_only=True)
     critic_optimiser: torch.optim.Adam = field(kw_only=True)
-    means: RunningMeans = field(kw_only=True)
 
     @classmethod
     def refine(
@@ -87,29 +75,29 @@ class FineTuningState(TrainingState):
         )
         first = TrainingState.start(stage, device, attributes)
         for network in (first.classifier, first.average):
-            network.load_state_dict(model.classifier.state_dict())
-        means = RunningMeans(model.mu_bar).to(device)
-        return cls(**vars(first), critic=critic, critic_optimiser=critic_optimiser, means=means)
-
-    @staticmethod
-    def comparable(settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings that a resumed run must share: all but the number of epochs."""
-        return settings | {"epochs": 0, "finetuning": settings["finetuning"] | {"epochs": 0}}
+            network.load_state_dict(model.classifier.state_dict() | {"tau": network.tau})
+        return cls(**vars(first), critic=critic, critic_optimiser=critic_optimiser)
 
 
 def second_stage(recipe: Recipe) -> Recipe:
-    """Return the settings of the second stage as a recipe."""
+    """Return the settings of fine-tuning as a recipe."""
     assert recipe.finetuning is not None
     return dataclasses.replace(
         recipe,
         epochs=recipe.finetuning.epochs,
+        batch_size=recipe.finetuning.batch_size,
         learning_rate=recipe.finetuning.learning_rate,
         ema_decay=recipe.finetuning.ema_decay,
     )
 
 
 class FineTuningStep(OptimisationStep):
-    """A step of the first stage plus the loss of counterfactuals, and a step of the critic."""
+    """A step of the first stage on a batch and on what a teacher says of its counterfactuals.
+
+    The counterfactuals are pictures like any others to the loss: no gradient passes through the
+    decoder or through the teacher, which is only asked. Because the network is invertible,
+    a classifier that agrees with the teacher on the path decodes to pictures that convince it.
+    """
 
     stage = "fine-tuning"
     inverts = True
@@ -131,79 +119,72 @@ class FineTuningStep(OptimisationStep):
         super().__call__(batch, done, number)
 
     def _step(self) -> None:
+        s = self.settings
         first = self._batch_loss()
         p = self.labels[self.batch]
-        self._update_means(first.z, p)
         q = self._other_class(p)
-        z_hat, convincing = self._counterfactual_latents(first.z, p, q)
-        x_hat = self.state.classifier.decode(z_hat).clamp(0, 1)
-        self._descend(first.loss + self._counterfactual_loss(first.x, z_hat, x_hat, q, convincing))
-        real, made = first.x.clamp(0, 1), x_hat[:convincing].detach()
-        loss = critic_loss(self.state.critic, real, p, made, q, self.settings.gradient_penalty)
-        self.state.critic_optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.state.critic_optimiser.step()
+        convincing = (len(p) + 1) // 2
+        mu, tau = self.state.classifier.mu.detach(), self.state.classifier.tau
+        if s.through:
+            z_hat = self._latents(first.z, p, q)
+            decoded = self.state.classifier.decode(z_hat).clamp(0, 1)
+            x_hat = straight_through_8_bit(decoded)
+        else:
+            z_hat = self._latents(first.z.detach(), p, q)
+            x_hat = self._stored(z_hat)
+        z_stored, _ = self.state.classifier.encode_with_log_det(x_hat)
+        log_posterior = equations.log_posterior(z_stored, mu, tau)
+        answer = self._answer(x_hat.detach())
+        cross = -(answer * log_posterior).sum(1)
+        distillation = cross[:convincing].mean() if s.only_convincing else cross.mean()
+        requested = equations.log_posterior(z_hat, mu, tau).detach()
+        faithfulness = F.kl_div(log_posterior, requested, reduction="batchmean", log_target=True)
+        loss = first.loss + s.distillation * distillation + s.faithfulness * faithfulness
+        if s.realism:
+            loss = (
+                loss - s.realism * self.state.critic(decoded[:convincing], q[:convincing]).mean()
+            )
+        self._descend(loss)
+        if s.realism:
+            real, made = first.x.clamp(0, 1), decoded[:convincing].detach()
+            loss = critic_loss(self.state.critic, real, p, made, q, s.gradient_penalty)
+            self.state.critic_optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            self.state.critic_optimiser.step()
+        self._update_means(first.z)
         self._update_average(first.figures)
 
-    @torch.no_grad()
-    def _update_means(self, z: Float[Tensor, "batch dim"], label: Labels) -> None:
-        """μ̄ ← (1 − w)μ̄ + w·m for the classes in this batch, with mean latents m."""
-        mu_bar: Tensor = self.state.means.mu_bar
-        member = F.one_hot(label, len(mu_bar)).to(z.dtype)
-        count = member.sum(0)[:, None]
-        batch_means = member.T @ z / count.clamp(min=1)
-        present = (count > 0).to(z.dtype)
-        mu_bar += MEANS_WEIGHT * present * (batch_means - mu_bar)
-
     def _other_class(self, p: Labels) -> Labels:
-        classes = len(self.state.means.mu_bar)
+        classes = len(self.state.classifier.mu)
         offset = torch.randint(1, classes, p.shape, generator=self.generator, device=self.device)
         return (p + offset) % classes
 
-    def _counterfactual_latents(
+    def _latents(
         self, z: Float[Tensor, "batch dim"], p: Labels, q: Labels
-    ) -> tuple[Float[Tensor, "batch dim"], int]:
-        """Return z + αΔ, and the number of rows at α₁; the rest request random confidences."""
-        mu = self.state.classifier.mu
-        with torch.no_grad():
-            delta = equations.latent_direction(self.state.means.mu_bar, p, q)
-            alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q]).clamp(0.1, 1.0)
-            confidence = torch.rand(p.shape, generator=self.generator, device=self.device)
-            confidence = confidence * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
-            # Considering p and q only, the log-odds grow by wᵀΔ along α.
-            w, _ = equations.decision_boundary(mu[p], mu[q])
-            confident = (alpha_0 + torch.logit(confidence) / (w * delta).sum(1)).clamp(0.0, 1.2)
-            convincing = (len(p) + 1) // 2
-            alpha = torch.where(
-                torch.arange(len(p), device=self.device) < convincing,
-                equations.convincing_alpha(alpha_0),
-                confident,
-            )
-        return equations.corrected_latent(z, alpha, delta), convincing
+    ) -> Float[Tensor, "batch dim"]:
+        """Return z + αΔ: the first half at α₁, the rest at random confidences."""
+        mu, tau = self.state.classifier.mu.detach(), self.state.classifier.tau
+        delta = equations.latent_direction(mu, p, q)
+        alpha_0 = equations.tipping_point_alpha(z.detach(), delta, mu[p], mu[q]).clamp(0.1, 1.0)
+        confidence = torch.rand(p.shape, generator=self.generator, device=self.device)
+        confidence = confidence * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
+        # Considering p and q only, the log-odds grow by τ‖Δ‖² along α.
+        rate = tau * delta.square().sum(1)
+        confident = (alpha_0 + torch.logit(confidence) / rate).clamp(0.0, 1.2)
+        convincing = torch.arange(len(p), device=self.device) < (len(p) + 1) // 2
+        alpha = torch.where(convincing, equations.convincing_alpha(alpha_0), confident)
+        return equations.corrected_latent(z, alpha, delta)
 
-    def _counterfactual_loss(
-        self,
-        x: Images,
-        z_hat: Float[Tensor, "batch dim"],
-        x_hat: Images,
-        q: Labels,
-        convincing: int,
-    ) -> Float[Tensor, ""]:
-        mu = self.state.classifier.mu
-        z_stored, _ = self.state.classifier.encode_with_log_det(straight_through_8_bit(x_hat))
-        faithfulness = F.kl_div(
-            equations.log_posterior(z_stored, mu),
-            equations.log_posterior(z_hat, mu).detach(),
-            reduction="batchmean",
-            log_target=True,
-        )
-        realism = -self.state.critic(x_hat[:convincing], q[:convincing]).mean()
-        loss: Tensor = (
-            self.settings.proximity * (x_hat - x).abs().mean()
-            + self.settings.faithfulness * faithfulness
-            + self.settings.realism * realism
-        )
-        return loss
+    @torch.no_grad()
+    def _stored(self, z_hat: Float[Tensor, "batch dim"]) -> Images:
+        """Decode, and round to 8 bits."""
+        return to_pixels(to_uint8(self.state.classifier.decode(z_hat)))
+
+    @torch.no_grad()
+    def _answer(self, x: Images) -> Float[Tensor, "batch classes"]:
+        """Return the teacher's probability of every class."""
+        assert self.state.teacher is not None
+        return self._class_probabilities(self.state.teacher(x).to(x.dtype))
 
 
 def straight_through_8_bit(x: Images) -> Images:

@@ -3,10 +3,9 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,14 +38,13 @@ FIGURES = ("loss", "bits_per_dim", "error")
 LARGEST_LOSS = 1e3
 """Training does not recover from a loss above this."""
 
-State = TypeVar("State", bound=TrainingState)
-
 
 def train(
     recipe: Recipe | str,
     data: Dataset,
     folder: str | Path,
     *,
+    held_out: Dataset | None = None,
     test: Dataset | None = None,
     device: str | torch.device = "auto",
     resume: bool = False,
@@ -62,6 +60,7 @@ def train(
 
     Args:
         recipe: a recipe or its name.
+        held_out: images to fit the temperature on; training does not see them.
         test: images to evaluate the model on.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
         init_from: model whose layers initialise the first stage.
@@ -72,8 +71,9 @@ def train(
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     folder, device = Path(folder), resolve_device(device)
-    for images in (data,) if test is None else (data, test):
-        _require_fitting(images, recipe)
+    for images in (data, held_out, test):
+        if images is not None:
+            _require_fitting(images, recipe)
     if refine_from is not None and resume:
         raise InputError("refine_from starts a new run, resume continues one: leave one out")
     if refine_from is not None and init_from is not None:
@@ -86,7 +86,7 @@ def train(
     if isinstance(teacher, str | Path):
         teacher = load_teacher(Path(teacher), device).ensemble
     teacher, origin = _prepare_teacher(teacher, recipe, data, device)
-    run = _Run(data, folder, device, resume, observe, save_every, teacher, origin)
+    run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
     starts = [
         load_checkpoint(start) if isinstance(start, str | Path) else start
         for start in (init_from, refine_from)
@@ -112,6 +112,7 @@ class _Run:
     """The inputs of both stages."""
 
     data: Dataset
+    held_out: Dataset | None
     folder: Path
     device: torch.device
     resume: bool
@@ -171,8 +172,8 @@ class _Run:
     def _stage(
         self,
         stage: Recipe,
-        state: State,
-        step_class: Callable[[Recipe, Dataset, State, torch.device], OptimisationStep],
+        state: TrainingState,
+        step_class: Any,
         name: str,
     ) -> list[Checkpoint]:
         """Run one stage and calibrate its model, also without rounding if it has 8 bits."""
@@ -195,7 +196,14 @@ class _Run:
         weights = state.average.state_dict()
         all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
         return [
-            calibrate(replace(stage, stored_bits=bits), self.data, weights, self.device, record)
+            calibrate(
+                replace(stage, stored_bits=bits),
+                self.data,
+                weights,
+                self.device,
+                record,
+                self.held_out,
+            )
             for bits in all_bits
         ]
 
@@ -261,23 +269,25 @@ def _prepare_teacher(
     teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
     """Return the teacher on its device, tested on one image, and a hash that identifies it."""
-    if not recipe.distillation_weight and teacher is None:
+    needed = recipe.distillation_weight or recipe.finetuning is not None
+    if not needed:
+        if teacher is not None:
+            raise InputError(f"{recipe.name} needs no teacher: leave it out")
         return None, {}
-    if data.attributes is None or data.attribute is None:
-        raise InputError(f"{recipe.dataset} has no attribute labels: train without a teacher")
     if teacher is None:
         raise InputError(
             f"{recipe.name} needs a teacher: give a file that `ecinn teacher` wrote (--teacher)"
         )
-    if not recipe.distillation_weight:
-        raise InputError(f"{recipe.name} needs no teacher: leave it out")
+    if recipe.distillation_weight and (data.attributes is None or data.attribute is None):
+        raise InputError(f"{recipe.dataset} has no attribute labels: train without distillation")
+    outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
     teacher = teacher.to(device)
     with torch.no_grad():
         logits = teacher(to_pixels(data.images[:1].to(device)))
-    if logits.shape != (1, data.attributes.shape[1]):
+    if logits.shape != (1, outputs):
         raise InputError(
-            f"the teacher predicts {logits.shape[-1]} attributes and the dataset has "
-            f"{data.attributes.shape[1]}: train a teacher on this dataset"
+            f"the teacher predicts {logits.shape[-1]} classes or attributes and the dataset has "
+            f"{outputs}: train a teacher on this dataset"
         )
     digest = hashlib.sha256()
     for value in teacher.state_dict().values():

@@ -81,7 +81,7 @@ def two_evaluations(
     members = {name: counted(name) for name in ("encode_with_log_det", "decode")}
     # Gradients are off: whatever needs them would fail.
     with torch.inference_mode():
-        method(SimpleNamespace(mu=model.mu, **members), model.mu_bar, x, q)
+        method(SimpleNamespace(mu=model.mu, tau=model.tau, **members), model.mu_bar, x, q)
         both = timer(lambda: method(model, model.mu_bar, x, q), repeats, x.device)
         forward = timer(lambda: model.encode_with_log_det(x), repeats, x.device)
     times, (encodes, decodes) = both / forward, map(calls.__getitem__, members)
