@@ -10,6 +10,7 @@ from ecinn.cli.app import Device, Json, err, plain
 from ecinn.cli.benchmark import (
     RESULTS,
     Images,
+    JudgesName,
     ModelName,
     Out,
     Seed,
@@ -120,7 +121,8 @@ def faces_benchmark(
             "to classify counterfactuals."
         ),
     ] = None,
-    judges: Annotated[str, typer.Option(help="Name or path of judges of faces.")] = "celeba",
+    judges: JudgesName = None,
+    split: SplitOption = SplitName.TEST,
     hardest: Annotated[
         Path | None,
         typer.Option(help="celeba.json of an earlier run: draw the hardest faces of that run."),
@@ -138,9 +140,13 @@ def faces_benchmark(
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import faces
-    from ecinn.studies.benchmark.face_quality import JudgePanel
+    from ecinn.studies.benchmark.face_quality import (
+        REFERENCE,
+        REFERENCE_FACES,
+        JudgePanel,
+        find_face_judges,
+    )
     from ecinn.studies.benchmark.record import Results, provenance
-    from ecinn.studies.face_judges import load_face_judges
 
     loaded = {name: load(name, device) for name in names_of(models)}
     for name, model in loaded.items():
@@ -153,7 +159,7 @@ def faces_benchmark(
         if inception is None
         else {name: faces.read_inception(inception, model) for name, model in loaded.items()}
     )
-    loaded_judges = load_face_judges(judges, device)
+    loaded_judges = find_face_judges(judges, split.value, device)
     same = {} if hardest is None else faces.read_hardest(hardest)
     for name, (_, network) in networks.items():
         if network is None:
@@ -164,8 +170,8 @@ def faces_benchmark(
     captions: dict[str, str] = {}
     for name, model in loaded.items():
         dataset = model.recipe.dataset
-        data = load_images(dataset, "test", celeba).first(limit)
-        reference = load_images(dataset, "validation", celeba).first(limit)
+        data = load_images(dataset, split.value, celeba).first(limit)
+        reference = load_images(dataset, REFERENCE[split.value], celeba)
         error, network = networks.get(name, (None, None))
         attribute = dataset.removeprefix("celeba/")
         with bars() as observe:
@@ -173,7 +179,7 @@ def faces_benchmark(
                 model,
                 data,
                 JudgePanel(attribute, loaded_judges, network, model.device),
-                reference,
+                reference.first(limit or REFERENCE_FACES),
                 n=n,
                 seed=seed,
                 inception_error=error,
@@ -182,13 +188,15 @@ def faces_benchmark(
             )
         record[model.name] = provenance(line, model)
         for kind, sheet in sheets.items():
-            file = f"{model.name}-{kind}.webp"
+            file = f"{model.name}{suffix(split)}-{kind}.webp"
             captions[file] = f"{model.name}: {faces.SHEETS[kind]}"
             atomic_write(folder / file, webp_bytes(sheet))
         values = {"record": record, "judges": loaded_judges.record, "results": measured}
-        tables = faces.face_tables(measured)
+        tables = faces.face_tables(measured, split.value)
         results = Results("Faces", tables, values, [*record.values()], captions)
-        paths = results.write(folder / "celeba")  # an interrupted run keeps its results
+        paths = results.write(
+            folder / f"celeba{suffix(split)}"
+        )  # an interrupted run keeps its results
     show(results, paths, json_output=json_output)
 
 

@@ -112,7 +112,7 @@ def test_figures_are_those_of_single_faces(
     assert result.random != measure_faces(model, data, panel, real, n=4, seed=4)[0].random
     assert sheets["random"].size == sheets["worst"].size
     for sheet, places, words in (
-        (sheets["random"], result.random, "celeba-smile: random test faces"),
+        (sheets["random"], result.random, "celeba-smile: random faces"),
         (sheets["worst"], result.worst, "celeba-smile: least likely counterfactuals"),
     ):
         assert sheet == face_sheet(model.explain(data.images[list(places)]), words)
@@ -156,7 +156,7 @@ def test_the_table_shows_what_was_measured(
         evaluation=dataclasses.replace(result.evaluation, n=989, error=79 / 989),
     )
     (row,) = face_tables({"celeba-smile": result})[0].rows
-    assert row[:5] == ("celeba-smile", "7.99 (6.5 – 9.8)", "7.42", "8.12", "6.62")
+    assert row[:5] == ("celeba-smile", "7.99 [6.46, 9.84]", "7.42", "8.12", "6.62")
     measured = dataclasses.replace(
         result,
         change=0.0234,
@@ -182,12 +182,12 @@ def test_the_table_shows_what_was_measured(
     assert (named["bits/dim"], named["in the paper's convention"]) == ("3.457", "1.234")
     assert (named["reached q %"], named["corrected"]) == ("91.00", "99.50")
     assert (named["round trip"], named["mean change"]) == ("1.2e-05", "0.0234")
-    assert named["outside the face %"] == "43.2 (40.0 – 45.0)"
+    assert named["outside the face %"] == "43.2 [40.0, 45.0]"
     first, second = convinced.rows
-    assert first[:3] == ("celeba-smile", "real faces", "90.0 (85.1 – 93.4)")
+    assert first[:3] == ("celeba-smile", "real faces", "90.0 [85.1, 93.4]")
     assert first[4:] == ("–", "–")
-    assert second[1:] == ("α₁", "80.0 (73.9 – 85.0)", "–", "0.0 (0.0 – 100.0)", "0.0226")
-    cells = ("celeba-smile", "smiling", "α₁", "150", "1.23", "80.0 (73.9 – 85.0)")
+    assert second[1:] == ("α₁", "80.0 [73.9, 85.0]", "–", "0.0 [0.0, 100.0]", "0.0226")
+    cells = ("celeba-smile", "smiling", "α₁", "150", "1.234", "80.0 [73.9, 85.0]")
     assert realism.rows == (cells,)
     alone = dataclasses.replace(result, inception_error=None, paper_error=None)
     (row,) = face_tables({"mine": alone})[0].rows
@@ -282,6 +282,28 @@ def test_an_earlier_run_chooses_the_hardest(stored: str, tmp_path: Path) -> None
     (tmp_path / "old.json").write_text('{"results": []}')
     assert "ecinn benchmark faces" in fails(*options, "--hardest", "old.json")
     assert "cannot read" in fails(*options, "--hardest", "absent.json")
+
+
+def test_shipped_judges_take_no_part_in_choices(
+    stored: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(dataset: str, split: str, celeba: Path | None) -> Dataset:
+        asked.append(split)
+        return data
+
+    monkeypatch.setattr(command, "load_images", load)
+    options = ("benchmark", "faces", "--models", stored, "--split", "validation", "--out", "o")
+    assert "take no part in choices" in fails(*options)
+    assert asked == []
+    code, _, stderr = run(*options, "--judges", "judges.safetensors")
+    assert code == 0, stderr
+    assert asked == ["validation", "train"]
+    page = (tmp_path / "o" / "celeba-validation.md").read_text()
+    assert f"## On {N} validation faces" in page
+    assert "real train faces of q" in page
+    assert (tmp_path / "o" / "celeba-smile-validation-hardest.webp").is_file()
 
 
 @pytest.mark.parametrize("written", [None, "{", "[]", '{"errors": {}}'])

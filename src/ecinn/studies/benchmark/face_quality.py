@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
 from ecinn.metrics.counterfactuals import frechet_distance, in_manifold
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_pixels
-from ecinn.studies.face_judges import FaceJudges
+from ecinn.studies.benchmark.quality import refuse_choices
+from ecinn.studies.face_judges import FaceJudges, load_face_judges
 
 INCEPTION = "Inception-V3"
 REAL = "real faces"
@@ -20,6 +21,16 @@ UNCHANGED = "unchanged faces of p"
 NEIGHBOURS = 3
 """Of the manifold of real faces, as in Kynkäänniemi et al. (2019)."""
 _BATCH = 50
+
+
+REFERENCE: Mapping[Split, Split] = {
+    "train": "validation",
+    "validation": "train",
+    "test": "validation",
+}
+"""The real faces with which the faces of a split are compared."""
+REFERENCE_FACES = 4_000
+"""At most as many of them, which bounds time."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ def show_samples(
 
 @dataclass(frozen=True)
 class Realism:
-    """Faces that should look like real faces of a class, against real validation faces of it."""
+    """Faces that should look like real faces of a class, against other real faces of it."""
 
     target: str
     """The name of the class."""
@@ -120,10 +131,10 @@ def measure_realism(
     control: no counterfactual should be expected to do better.
 
     Args:
-        data: test faces, of which the counterfactuals were made, in their order.
+        data: faces of which the counterfactuals were made, in their order.
         p: the model's predictions for them, of two classes.
         counterfactuals: of all faces to the other class, by name.
-        reference: real faces that neither the model nor the judges were trained on.
+        reference: other real faces.
     """
     features = {name: judges.features(images) for name, images in counterfactuals.items()}
     test, real = judges.features(data.images), judges.features(reference.images)
@@ -153,3 +164,11 @@ def measure_realism(
                 )
             )
     return tuple(results)
+
+
+def find_face_judges(
+    name_or_path: str | None, split: Split, device: str | torch.device
+) -> FaceJudges:
+    """Load the given judges, or the shipped ones, which score test faces only."""
+    refuse_choices(name_or_path, "celeba", split)
+    return load_face_judges(name_or_path or "celeba", device)

@@ -1,4 +1,4 @@
-"""Measure models of faces on all test faces, and draw random and difficult examples."""
+"""Measure models of faces on all faces of a split, and draw random and difficult examples."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ecinn.data.celeba import ATTRIBUTES
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
 from ecinn.data.face_regions import region_mask
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.table import Table, percent
+from ecinn.drawing.table import NONE, Table, percent, percent_interval
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import importance, share_inside
@@ -42,7 +42,7 @@ HARDEST = 40
 MOUTHS = ("Smiling", "High_Cheekbones")
 """Attributes for which a closed mouth has to open; the hardest of these are chosen among such."""
 SHEETS = {
-    "random": "random test faces",
+    "random": "random faces",
     "worst": "least likely counterfactuals",
     "hardest": "counterfactuals that convince the judges least",
 }
@@ -51,7 +51,7 @@ SHEETS = {
 
 @dataclass(frozen=True)
 class FaceResult:
-    """One model on all test faces."""
+    """One model on all faces of a split."""
 
     evaluation: Evaluation
     change: float
@@ -66,11 +66,11 @@ class FaceResult:
     """Predictions of the judges, and of Inception-V3 if it is available."""
     realism: tuple[Realism, ...]
     random: tuple[int, ...]
-    """Test faces of the random sheet."""
+    """Faces of the random sheet."""
     worst: tuple[int, ...]
-    """Test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
+    """Faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
     hardest: tuple[int, ...]
-    """Test faces whose counterfactuals have the lowest probability of q by the judges."""
+    """Faces whose counterfactuals have the lowest probability of q by the judges."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def measure_faces(
     """Measure one model; draw n random faces, the n least likely and the forty hardest.
 
     Args:
-        reference: validation faces, to which counterfactuals are compared.
+        reference: real faces of another split, with which counterfactuals are compared.
         hardest: the faces to draw as the hardest; None chooses them for this model.
     """
     if hardest and max(hardest) >= len(data):
@@ -301,25 +301,33 @@ def pair_grid(
     return Grid(tuple(rows), title=title, names=names * (len(rows) // 2))
 
 
-def face_tables(results: Mapping[str, FaceResult]) -> list[Table]:
+def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> list[Table]:
     """Lay out one row per model, and what other networks say about its faces."""
     n = max(result.evaluation.n for result in results.values())
     pairs = results.items()
     return [
         Table.of(
-            f"On {n:,} test faces",
+            f"On {n:,} {split} faces",
             [_face_cells(name, result) for name, result in pairs],
             [note("faces", "models")],
         ),
         Table.of(
             "Who else is convinced",
             [_convinced_cells(name, each) for name, result in pairs for each in result.convinced],
-            [note("faces", "convinced")],
+            [note("faces", "convinced", split=split)],
         ),
         Table.of(
             "Realism",
             [_realism_cells(name, each) for name, result in pairs for each in result.realism],
-            [note("faces", "realism", k=face_quality.NEIGHBOURS)],
+            [
+                note(
+                    "faces",
+                    "realism",
+                    split=split,
+                    reference=face_quality.REFERENCE[split],
+                    k=face_quality.NEIGHBOURS,
+                )
+            ],
         ),
     ]
 
@@ -330,7 +338,7 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
     paper_inn, paper_inception = result.paper_error or (None, None)
     return {
         "model": name,
-        "error %": _with_interval(error),
+        "error %": percent_interval(error, 2),
         "paper's INN": percent(paper_inn),
         "Inception-V3": percent(result.inception_error),
         "paper's Inception-V3": percent(paper_inception),
@@ -340,7 +348,7 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
         "corrected": percent(evaluation.reached_q_corrected),
         "round trip": f"{evaluation.round_trip_error:.1e}",
         "mean change": f"{result.change:.4f}",
-        "outside the face %": _with_interval(result.outside, 1),
+        "outside the face %": percent_interval(result.outside),
     }
 
 
@@ -350,8 +358,8 @@ def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
     return {
         "model": name,
         "images": each.images,
-        **{f"{family} %": _with_interval(share, 1) for family, share in shares.items()},
-        "mean change": "–" if each.change is None else f"{each.change:.4f}",
+        **{f"{family} %": _with_interval(share) for family, share in shares.items()},
+        "mean change": NONE if each.change is None else f"{each.change:.4f}",
     }
 
 
@@ -361,12 +369,10 @@ def _realism_cells(name: str, each: Realism) -> dict[str, str]:
         "q": each.target,
         "images": each.images,
         "faces": str(each.n),
-        **{f"Fréchet, {family}": f"{value:.2f}" for family, value in each.frechet.items()},
-        **{f"precision %, {f}": _with_interval(share, 1) for f, share in each.precision.items()},
+        **{f"Fréchet, {family}": f"{value:.3f}" for family, value in each.frechet.items()},
+        **{f"precision %, {f}": percent_interval(share) for f, share in each.precision.items()},
     }
 
 
-def _with_interval(share: Interval | None, digits: int = 2) -> str:
-    if share is None:
-        return percent(None)
-    return f"{percent(share, digits)} ({percent(share.low, 1)} – {percent(share.high, 1)})"
+def _with_interval(share: Interval | None) -> str:
+    return NONE if share is None else percent_interval(share)
