@@ -28,47 +28,56 @@ Limit = Annotated[
 
 @app.command()
 def teacher(
+    dataset: Annotated[str, typer.Argument(help="mnist, fakemnist or celeba.")],
     out_file: OutFile,
-    members: Annotated[int, typer.Option(min=1, help="Number of networks.")] = 2,
-    epochs: Epochs = 40,
+    members: Annotated[int | None, typer.Option(min=1, help="Number of networks.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Seed = 0,
     limit: Limit = None,
     celeba: CelebA = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Train networks that predict all forty attributes of CelebA; minutes on a GPU."""
+    """Train networks that predict classes, or CelebA's attributes, for distillation."""
+    import dataclasses
+
     from ecinn.cli.progress import load_images
     from ecinn.data.celeba import ATTRIBUTES
-    from ecinn.training.teacher import TeacherSettings, train_teacher
+    from ecinn.training.teacher import default_settings, train_teacher
 
     _require_file(out_file, "teacher.safetensors")
-    settings = TeacherSettings(members=members, epochs=epochs, seed=seed)
-    data = load_images(FACES, "train", celeba).first(limit)
-    validation = load_images(FACES, "validation", celeba).first(limit)
+    name = FACES if dataset == "celeba" else dataset
+    data = load_images(name, "train", celeba).first(limit)
+    held_out = load_images(name, "validation", celeba).first(limit)
+    settings = default_settings(data)
+    settings = dataclasses.replace(
+        settings,
+        members=members or settings.members,
+        epochs=epochs or settings.epochs,
+        seed=seed,
+    )
     result = _train(
         out_file,
-        lambda observe: train_teacher(data, validation, settings, device=device, observe=observe),
+        lambda observe: train_teacher(data, held_out, settings, device=device, observe=observe),
     )
+    outputs = ("classes",) if data.attributes is None else ATTRIBUTES
     errors = {
-        name: dict(zip(ATTRIBUTES, rates, strict=True))
-        for name, rates in result.record["errors"].items()
+        kind: dict(zip(outputs, rates, strict=True))
+        for kind, rates in result.record["errors"].items()
     }
-    rows = [(name, errors["ensemble"][name], errors["single"][name]) for name in SHOWN]
-    means = [sum(errors[name].values()) / len(ATTRIBUTES) for name in ("ensemble", "single")]
-    rows.append((f"mean of {len(ATTRIBUTES)}", means[0], means[1]))
-    lines = [f"errors on {len(validation):,} validation images (of a single network):"]
-    lines += [f"  {name:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for name, all_, one in rows]
-    command = f"teacher --out FILE --members {members} --epochs {epochs} --seed {seed}"
-    _report(
-        out_file,
-        command,
-        limit,
-        result.settings,
-        {**result.record, "errors": errors},
-        lines,
-        json_output,
+    shown = outputs if data.attributes is None else SHOWN
+    rows = [(output, errors["ensemble"][output], errors["single"][output]) for output in shown]
+    if data.attributes is not None:
+        means = [sum(errors[kind].values()) / len(outputs) for kind in ("ensemble", "single")]
+        rows.append((f"mean of {len(outputs)}", means[0], means[1]))
+    lines = [f"errors on {len(held_out):,} validation images (of a single network):"]
+    lines += [f"  {row:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for row, all_, one in rows]
+    command = (
+        f"teacher {dataset} --out FILE --members {settings.members} "
+        f"--epochs {settings.epochs} --seed {seed}"
     )
+    record = {**result.record, "errors": errors}
+    _report(out_file, command, limit, settings, record, lines, json_output)
 
 
 @app.command()

@@ -5,7 +5,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch import nn
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.recipes import Recipe, find_recipe
 from ecinn.classifier.tensor_files import write_tensors
+from ecinn.data.celeba import relabelled
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.files import output_folder
@@ -22,16 +22,18 @@ from ecinn.pixels import to_pixels
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.training.calibration import calibrate
 from ecinn.training.evaluation import with_metrics
-from ecinn.training.finetuning import FineTuningState, FineTuningStep, second_stage
+from ecinn.training.finetuning import FineTuningStep, second_stage
 from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
 from ecinn.training.state import TrainingState, as_json
 from ecinn.training.step import OptimisationStep
-from ecinn.training.teacher import load_teacher
+from ecinn.training.teacher import load_teacher, train_teacher
 
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """The resumable states of the two stages."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
+TEACHER_FILE = "teacher.safetensors"
+"""The teacher that was trained because none was given."""
 UNROUNDED_FILE = "unrounded.safetensors"
 """The final model before its weights were rounded to 8 bits."""
 FIGURES = ("loss", "bits_per_dim", "error")
@@ -63,10 +65,11 @@ def train(
         held_out: images to fit the temperature on; training does not see them.
         test: images to evaluate the model on.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        init_from: model whose layers initialise the first stage.
+        init_from: model whose layers initialise the first stage; if the recipe names one and none
+            is given, it is trained first, into a folder inside this one.
         refine_from: model to fine-tune; the first stage is skipped.
-        teacher: network that returns the log-odds of all attributes of images, or the file of a
-            teacher; required by recipes with a distillation weight.
+        teacher: network that returns the log-odds of all attributes of images, or of all classes,
+            or the file of a teacher; if the recipe needs one and none is given, it is trained.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -85,7 +88,13 @@ def train(
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
     if isinstance(teacher, str | Path):
         teacher = load_teacher(Path(teacher), device).ensemble
+    if teacher is None and recipe.needs_teacher:
+        teacher = _own_teacher(data, held_out, folder / TEACHER_FILE, device, observe)
     teacher, origin = _prepare_teacher(teacher, recipe, data, device)
+    if recipe.init_from is not None and init_from is None and refine_from is None:
+        init_from = _prerequisite(
+            find_recipe(recipe.init_from), data, held_out, folder, device, teacher, observe
+        )
     run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
     starts = [
         load_checkpoint(start) if isinstance(start, str | Path) else start
@@ -155,7 +164,9 @@ class _Run:
             return models
         save_checkpoint(refine_from, first)
         stage = second_stage(recipe)
-        tuned = FineTuningState.refine(refine_from, stage, self.device, attributes)
+        tuned = TrainingState.start(stage, self.device, attributes)
+        for network in (tuned.classifier, tuned.average):
+            network.load_state_dict(refine_from.classifier.state_dict() | {"tau": network.tau})
         models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
         first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
         # The length of the first stage is the stored model's, whatever the recipe says.
@@ -173,7 +184,7 @@ class _Run:
         self,
         stage: Recipe,
         state: TrainingState,
-        step_class: Any,
+        step_class: type[OptimisationStep],
         name: str,
     ) -> list[Checkpoint]:
         """Run one stage and calibrate its model, also without rounding if it has 8 bits."""
@@ -265,19 +276,55 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
         )
 
 
+def _own_teacher(
+    data: Dataset,
+    held_out: Dataset | None,
+    path: Path,
+    device: torch.device,
+    observe: Observer,
+) -> nn.Module:
+    """Return the teacher of this run, trained unless an earlier start did so."""
+    if path.exists():
+        return load_teacher(path, device).ensemble
+    teacher = train_teacher(data, held_out, device=device, observe=observe)
+    teacher.save(path)
+    return teacher.ensemble
+
+
+def _prerequisite(
+    recipe: Recipe,
+    data: Dataset,
+    held_out: Dataset | None,
+    folder: Path,
+    device: torch.device,
+    teacher: nn.Module | None,
+    observe: Observer,
+) -> Checkpoint:
+    """Return the model that a run starts from, trained unless an earlier start did so."""
+    own = folder / recipe.name
+    if (own / MODEL_FILE).exists():
+        return load_checkpoint(own)
+    return train(
+        recipe,
+        relabelled(data, recipe.dataset),
+        own,
+        held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
+        device=device,
+        resume=True,
+        teacher=teacher if recipe.needs_teacher else None,
+        observe=observe,
+    )
+
+
 def _prepare_teacher(
     teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
     """Return the teacher on its device, tested on one image, and a hash that identifies it."""
-    needed = recipe.distillation_weight or recipe.finetuning is not None
-    if not needed:
+    if not recipe.needs_teacher:
         if teacher is not None:
             raise InputError(f"{recipe.name} needs no teacher: leave it out")
         return None, {}
-    if teacher is None:
-        raise InputError(
-            f"{recipe.name} needs a teacher: give a file that `ecinn teacher` wrote (--teacher)"
-        )
+    assert teacher is not None
     if recipe.distillation_weight and (data.attributes is None or data.attribute is None):
         raise InputError(f"{recipe.dataset} has no attribute labels: train without distillation")
     outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]

@@ -17,12 +17,8 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import to_pixels
 
-NETWORKS = ("classifier", "average", "attribute_head", "critic")
-OPTIMISERS = {
-    "optimiser": "classifier",
-    "attribute_optimiser": "attribute_head",
-    "critic_optimiser": "critic",
-}
+NETWORKS = ("classifier", "average", "attribute_head")
+OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
 """Every optimiser and the network that it updates."""
 
 

@@ -244,7 +244,7 @@ def _compilation() -> Iterator[None]:
     dynamo: Any = torch._dynamo.config
     name = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
     layout = {"force_layout_optimization": True}
-    with dynamo.patch({name: 64}), torch._inductor.config.patch(layout):  # type: ignore[attr-defined]
+    with dynamo.patch({name: 64}), torch._inductor.config.patch(layout):
         yield
 
 

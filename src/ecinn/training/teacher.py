@@ -161,7 +161,7 @@ class TeacherSettings:
     seed: int = 0
 
 
-DIGIT_TEACHER = TeacherSettings(
+CLASS_TEACHER = TeacherSettings(
     members=3,
     width=24,
     epochs=8,
@@ -175,6 +175,11 @@ DIGIT_TEACHER = TeacherSettings(
     mixup=0.0,
 )
 """Settings for images whose classes exclude each other, such as digits."""
+
+
+def default_settings(data: Dataset) -> TeacherSettings:
+    """Return the settings for images with attributes, or with classes only."""
+    return TeacherSettings() if data.attributes is not None else CLASS_TEACHER
 
 
 @dataclass(frozen=True)
@@ -232,13 +237,13 @@ def _fastest_format(network: Any) -> Any:  # noqa: ANN401
 
 def train_teacher(
     data: Dataset,
-    validation: Dataset,
+    held_out: Dataset | None,
     settings: TeacherSettings | None = None,
     *,
     device: str | torch.device = "auto",
     observe: Observer = ignore,
 ) -> Teacher:
-    """Train every member from its own seed, and measure the ensemble with its stored weights.
+    """Train every member from its own seed, and measure the ensemble on held-out images.
 
     It learns all attributes of the images, or their classes if there are no attributes.
     """
@@ -252,7 +257,7 @@ def train_teacher(
     exclusive = data.attributes is None
     outputs = len(data.class_names) if data.attributes is None else data.attributes.shape[1]
     if settings is None:
-        settings = DIGIT_TEACHER if exclusive else TeacherSettings()
+        settings = default_settings(data)
     trainings = [
         _train_member(member, data, outputs, settings, device, observe)
         for member in range(settings.members)
@@ -266,9 +271,10 @@ def train_teacher(
         "outputs": outputs,
         "exclusive": exclusive,
         **training_record(trainings, len(data), device),
-        "validation_images": len(validation),
-        "errors": teacher_errors(ensemble, validation),
     }
+    if held_out is not None:
+        record["validation_images"] = len(held_out)
+        record["errors"] = teacher_errors(ensemble, held_out)
     return Teacher(ensemble, settings, record)
 
 
