@@ -153,13 +153,18 @@ def verdict_cells(
     return cells
 
 
-def find_judges(name_or_path: str | None, dataset: str, split: Split = "test") -> Judges:
-    """Load the given judges, or those that ship for the dataset; these score test images only."""
+def refuse_choices(name_or_path: str | None, dataset: str, split: Split) -> None:
+    """Refuse to score other images than test images with shipped judges, also the default."""
     if split != "test" and name_or_path in (None, *shipped_judges()):
         raise InputError(
             f"the shipped judges take no part in choices, so they score test images only: train "
             f"others with `ecinn judges {dataset} --seed 200 --out FILE` and give --judges FILE"
         )
+
+
+def find_judges(name_or_path: str | None, dataset: str, split: Split = "test") -> Judges:
+    """Load the given judges, or those that ship for the dataset; these score test images only."""
+    refuse_choices(name_or_path, dataset, split)
     if name_or_path is None and dataset not in JUDGES:
         raise InputError(
             f"no judges ship for {dataset}: train them with `ecinn judges {dataset} --out FILE` "
