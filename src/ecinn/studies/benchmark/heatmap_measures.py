@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import Heatmaps
+from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.data.planted import Cue
 from ecinn.metrics import heatmaps as metrics
@@ -26,6 +27,9 @@ LABELS: Mapping[str, str] = {
     "gradient_shap": "GradientSHAP",
 }
 RANDOM_ORDER = "random order"
+WHITE_NOISE = "white noise"
+CONTROLS = (RANDOM_ORDER, WHITE_NOISE)
+"""Rows of a block that are not methods."""
 COUNTERFACTUAL = "counterfactual"
 ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = {
     "Smiling": ("mouth",),
@@ -73,7 +77,7 @@ class Comparison:
 
     difference: Interval
     verdict: Word
-    """Verdict on ECINNh; "more" or "less" if neither direction is better."""
+    """What it says about ECINNh; "more" or "less" where a measure has no better direction."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,37 @@ def localisation(
     return values
 
 
+def white_noise_maps(
+    network: ExplainedINN | nn.Module,
+    x: Images,
+    baseline: Float[Tensor, "channels height width"],
+    generator: torch.Generator,
+    batch_size: int = 100,
+) -> Images:
+    """(x − baseline) Aᵀε: gradient maps where the gradient at the network's own input is noise.
+
+    A is the linear step with which the network prepares its images. Inception-V3 enlarges 64×64 to
+    224×224 pixels, so its adjoint Aᵀ takes weighted sums over overlapping patches of 7×7 pixels, a
+    low-pass filter: every map becomes smoother, whatever the network has learned. The noise of two
+    networks is therefore comparable only relative to these maps, the null of each network. The INN
+    and small CNNs read the image itself: A is the identity.
+
+    Attributing to the enlarged pixels would avoid the filter, but then the maps of two networks
+    have different sizes, and noise is measured at different scales.
+
+    Args:
+        network: its attribute `enlarge` is A; networks without it read the image itself.
+        generator: draws ε, on its own device.
+    """
+    enlarge = getattr(network, "enlarge", nn.Identity())
+    parts = []
+    for some in x.split(batch_size):
+        enlarged, adjoint = torch.func.vjp(enlarge, torch.zeros_like(some))
+        noise = torch.randn(enlarged.shape, generator=generator, device=generator.device)
+        parts.append((some - baseline) * adjoint(noise.to(enlarged))[0])
+    return torch.cat(parts)
+
+
 def noisiness(maps: Images) -> dict[Measure, PerImage]:
     """Measure changes from pixel to pixel."""
     return {
@@ -262,6 +297,23 @@ def noisiness(maps: Images) -> dict[Measure, PerImage]:
         Measure("noise", "spatial coherence", "more"): metrics.spatial_coherence(maps),
         Measure("noise", "high-frequency share", "less"): metrics.high_frequency_share(maps),
     }
+
+
+def relative_noisiness(
+    noise: Mapping[Measure, PerImage], null: Mapping[Measure, Float[Tensor, " draws"]]
+) -> dict[Measure, PerImage]:
+    """(m − s) / (mean(null) − s) of every measure m, where s is its value for a constant map.
+
+    0 is perfectly smooth, and 1 as noisy as white noise that took the same way (`null`, the
+    measures of `white_noise_maps`). The relative measures of different networks are comparable.
+    """
+    values = {}
+    for measure, value in noise.items():
+        smooth = 1.0 if measure.better == "more" else 0.0
+        name = "spatial incoherence" if measure.better == "more" else measure.name
+        relative = (value - smooth) / (null[measure].mean() - smooth)
+        values[Measure("noise", f"relative {name}", "less", "compared")] = relative
+    return values
 
 
 def similarity(
