@@ -284,7 +284,7 @@ def white_noise_maps(
     enlarge = getattr(network, "enlarge", nn.Identity())
     parts = []
     for some in x.split(batch_size):
-        enlarged, adjoint = torch.func.vjp(enlarge, torch.zeros_like(some))
+        enlarged, adjoint, *_ = torch.func.vjp(enlarge, torch.zeros_like(some))
         noise = torch.randn(enlarged.shape, generator=generator, device=generator.device)
         parts.append((some - baseline) * adjoint(noise.to(enlarged))[0])
     return torch.cat(parts)

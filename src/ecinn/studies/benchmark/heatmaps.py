@@ -177,12 +177,12 @@ class Bench:
             other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
             areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
-            noise = noisiness(maps)
+            measured = noisiness(maps)
             values[method] = {
                 **functools.reduce(operator.or_, areas),
                 **localisation(self.dataset, self.cue, importance(maps), p, q),
-                **noise,
-                **relative_noisiness(noise, nulls[explained.name]),
+                **measured,
+                **relative_noisiness(measured, nulls[explained.name]),
                 **similarity("stability", maps[first], again.maps),
                 **similarity("random weights", maps[first], other.maps),
             }

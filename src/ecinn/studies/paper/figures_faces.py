@@ -173,14 +173,14 @@ def _grids(
 def figure_9(context: Context) -> Made:
     """Heatmaps of one face by the models of four labels, on INNs and on Inception-V3."""
     labels = draw_faces(context, 1, context.generator(9))
-    figures = {"figure-9a": draw_grid(*inn_grids(labels))}
+    figures = {"figure-9a": draw_grid(inn_grids(labels)[0])}
     captions = {"figure-9a": caption("figure-9")}
     skipped: Mapping[str, Need] = {}
     if context.inception is None:
         captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
         skipped = {"figure-9b": "inception"}
     else:
-        figures["figure-9b"] = draw_grid(*cnn_grids(labels))
+        figures["figure-9b"] = draw_grid(cnn_grids(labels)[0])
         captions["figure-9b"] = caption("figure-9b")
     data = {"figure-9": {label.name: label.numbers for label in labels}}
     return Made(figures, data=data, captions=captions, skipped=skipped)
