@@ -203,7 +203,7 @@ def test_relative_noise_is_0_for_smooth_maps_and_1_for_the_networks_own_noise() 
         assert means(relative) == pytest.approx([v / v0, (1 - c) / (1 - c0), h / h0], rel=1e-6)
         smooth = relative_noisiness(noisiness(ramp), null)
         assert means(smooth) == pytest.approx([0, 0, 0], abs=0.03)
-        assert {(each.better, each.role) for each in smooth} == {("less", "compared")}
+        assert {(each.better, each.role) for each in smooth} == {("less", "counted")}
 
 
 @pytest.mark.celeba

@@ -24,6 +24,7 @@ from helpers.builders import random_images, small_cnn, small_model
 from helpers.heatmap_benchmark import CUE, FIRST, SEED, SMALL, N, measure, row_of
 
 pytestmark = pytest.mark.slow
+NOISE = ("total variation", "spatial coherence", "high-frequency share")
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +186,11 @@ def test_interval_of_a_difference_is_that_of_pairs(subject, measured, pairs) -> 
         for method in ("ecinn", "integrated_gradients")
     )
     generator = torch.Generator().manual_seed(SEED)
-    expected = paired_difference_interval(ecinn, other, resamples=50, generator=generator)
-    against = row_of(measured[0].blocks[0], "integrated_gradients").against["total variation"]
+    block = measured[0].blocks[0]
+    noise = row_of(block, "white noise").figures["total variation"].mean
+    both = (ecinn / noise, other / noise)
+    expected = paired_difference_interval(*both, resamples=50, generator=generator)
+    against = row_of(block, "integrated_gradients").against["relative total variation"]
     difference = astuple(against.difference)
     assert difference == pytest.approx(astuple(expected), rel=1e-3, abs=1e-4)
     assert expected.low < expected.mean < expected.high
@@ -200,11 +204,12 @@ def test_intervals_differences_and_cost(measured) -> None:
         for row in block.rows:
             for name, figure in row.figures.items():
                 assert figure.low - 1e-9 <= figure.mean <= figure.high + 1e-9
-                if row is not ecinn and not name.endswith("by |h|"):
+                shown = name.endswith("by |h|") or name in NOISE
+                assert (name in row.against) == (row is not ecinn and not shown)
+                if name in row.against:
                     difference = row.against[name].difference
                     expected = ecinn.figures[name].mean - figure.mean
                     assert difference.mean == pytest.approx(expected, abs=1e-6)
-            assert not any(name.endswith("by |h|") for name in row.against)
         assert all("AUC, " in name for name in row_of(block, "random order").figures)
         less = (
             "deletion",
@@ -266,7 +271,7 @@ def test_tally_counts_new_and_fair_comparisons(measured) -> None:
     tables = {t.title: " ".join(t.notes) for t in heatmap_tables.heatmap_tables(measured[0])}
     inn, cnn = (words for title, words in tables.items() if "minus" in title)
     assert "It is better in" not in cnn
-    left_out = ("density", "counterfactual", "random weights", "by |h|", "relative ")
+    left_out = ("density", "counterfactual", "random weights")
     verdicts = [
         comparison.verdict
         for row in measured[0].blocks[0].rows[:-2]

@@ -57,6 +57,12 @@ similarity to random weights.
 """
 Baseline = Literal["mean", "black"]
 Word = Literal["better", "worse", "no difference", "more", "less"]
+NOISE: tuple[tuple[str, Better, Callable[[Images], PerImage]], ...] = (
+    ("total variation", "less", metrics.total_variation),
+    ("spatial coherence", "more", metrics.spatial_coherence),
+    ("high-frequency share", "less", metrics.high_frequency_share),
+)
+"""Measures of noise with the better direction."""
 _SUFFIXES = {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
 
 
@@ -291,11 +297,9 @@ def white_noise_maps(
 
 
 def noisiness(maps: Images) -> dict[Measure, PerImage]:
-    """Measure changes from pixel to pixel."""
+    """Measure changes from pixel to pixel; only `relative_noisiness` is compared."""
     return {
-        Measure("noise", "total variation", "less"): metrics.total_variation(maps),
-        Measure("noise", "spatial coherence", "more"): metrics.spatial_coherence(maps),
-        Measure("noise", "high-frequency share", "less"): metrics.high_frequency_share(maps),
+        Measure("noise", name, better, "shown"): function(maps) for name, better, function in NOISE
     }
 
 
@@ -312,7 +316,7 @@ def relative_noisiness(
         smooth = 1.0 if measure.better == "more" else 0.0
         name = "spatial incoherence" if measure.better == "more" else measure.name
         relative = (value - smooth) / (null[measure].mean() - smooth)
-        values[Measure("noise", f"relative {name}", "less", "compared")] = relative
+        values[Measure("noise", f"relative {name}", "less")] = relative
     return values
 
 
