@@ -53,7 +53,8 @@ Role = Literal["counted", "compared", "shown"]
 """Compared with ECINNh and counted in the tally; compared but not counted; or neither.
 
 Not counted are measures that follow from others, replacement by ECINNh's own counterfactual, and
-similarity to random weights.
+similarity to random weights. Not compared are replacement in the order of |h|, and noise that is
+not relative to white noise.
 """
 Baseline = Literal["mean", "black"]
 Word = Literal["better", "worse", "no difference", "more", "less"]
