@@ -562,12 +562,13 @@ def test_claims_are_measured_on_test_images(monkeypatch) -> None:
             next(module.measure(context, Sizes()))
         assert seen.value.args[1] is dataset
     given = {}
-    explained = SimpleNamespace(inn=None, maps=lambda *_: {})
+    noise = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    explained = SimpleNamespace(inn=None, maps=lambda *_: {}, white_noise=lambda *_: noise)
     for name, value in {
         "draw_pairs": lambda *a: given.update(pairs=a),
         "explained_digits": lambda *a: given.update(digits=a) or explained,
         "relu_twins": stop,
-        "less_noisy": lambda *_: None,
+        "less_noisy": lambda values: given.update(noise=values),
         "faithful": lambda *_: None,
         "less_noisy_with_relu": lambda *_: None,
     }.items():
@@ -576,6 +577,9 @@ def test_claims_are_measured_on_test_images(monkeypatch) -> None:
         list(claims_heatmaps.measure(context, Sizes(twin_images=100)))
     assert given["pairs"][1] is test
     assert given["digits"][2] is training
+    steps = sum(noise.diff(dim=dim).abs().sum((1, 2, 3)) for dim in (2, 3))
+    variation = given["noise"]["white noise"]["total variation"]
+    torch.testing.assert_close(variation, steps / noise.abs().sum((1, 2, 3)))
     assert torch.equal(seen.value.args[1].images, training.images[:100])
     assert torch.equal(seen.value.args[2].images, test.images[:2000])
 

@@ -40,6 +40,9 @@ def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})
     bad = noise_of({m: rough if m == "ecinn" else smooth for m in METHODS})
     assert claim_of(maps.less_noisy(good)).verdict == "supported"
+    control = claim_of(maps.less_noisy(good | {"white noise": bad["ecinn"]}))
+    variation = float(bad["ecinn"]["total variation"].mean())
+    assert f"| white noise | {variation:.3f} [" in control.table
     assert claim_of(maps.less_noisy(bad)).verdict == "refuted"
     assert claim_of(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
     claim = claim_of(maps.less_noisy_with_relu(good, bad))

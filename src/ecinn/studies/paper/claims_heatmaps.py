@@ -13,7 +13,13 @@ from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_differ
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.benchmark.heatmap_measures import LABELS, Reader, noisiness, verdict
+from ecinn.studies.benchmark.heatmap_measures import (
+    LABELS,
+    WHITE_NOISE,
+    Reader,
+    noisiness,
+    verdict,
+)
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
@@ -40,7 +46,8 @@ def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
     done = counter(context.observe, "heatmaps of digits", len(METHODS))
     maps = digits.maps(digits.inn, METHODS, done)
     inn = noise_of(maps)
-    yield less_noisy(inn)
+    noise = digits.white_noise(digits.inn, torch.Generator().manual_seed(seed))
+    yield less_noisy(inn | {WHITE_NOISE: _noise(noise)})
     yield faithful(digits, maps, seed)
     judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
     yield less_noisy_with_relu(inn, noise_of(digits.maps(judge)))
@@ -74,14 +81,11 @@ def explained_digits(
 
 def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
     """Total variation, spatial coherence and share of high frequencies, per image."""
-    return {
-        method: {measure.name: values for measure, values in noisiness(made.maps).items()}
-        for method, made in maps.items()
-    }
+    return {method: _noise(made.maps) for method, made in maps.items()}
 
 
 def less_noisy(noise: Noise) -> Measurement:
-    """Compare ECINNh with every other method, paired over images."""
+    """Compare ECINNh with every other method, paired over images; also show white noise."""
     votes = [
         _better(noise["ecinn"][name], noise[method][name], better)
         for method in GRADIENT_METHODS
@@ -93,7 +97,7 @@ def less_noisy(noise: Noise) -> Measurement:
         numbers,
         [votes],
         {"won": sum(votes), "compared": len(votes)},
-        rows=[[LABELS[method], *(numbers[method][name] for name in BETTER)] for method in noise],
+        rows=[[LABELS.get(m, m), *(numbers[m][name] for name in BETTER)] for m in noise],
     )
 
 
@@ -253,6 +257,10 @@ def relu_is_the_cause(twins: Twins, inn: Noise) -> Measurement:
 def _range(values: Tensor) -> Interval:
     """Mean, minimum and maximum of values that are too few for a bootstrap."""
     return Interval(float(values.mean()), float(values.min()), float(values.max()), len(values))
+
+
+def _noise(maps: Images) -> dict[str, Tensor]:
+    return {measure.name: values for measure, values in noisiness(maps).items()}
 
 
 def _mean_over_methods(noise: Noise, name: str) -> Tensor:
