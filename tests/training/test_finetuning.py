@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
@@ -23,16 +22,9 @@ from ecinn.training import loop as training
 from ecinn.training.finetuning import FineTuningStep, second_stage, straight_through_8_bit
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
-from helpers.builders import randomise
+from helpers.builders import RowTeacher, randomise
 
 CPU = torch.device("cpu")
-
-
-class RowTeacher(torch.nn.Module):
-    """Class logits are ten times the mean brightness of rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 10 * x.mean((1, 3))[:, 4:24:2]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +78,7 @@ def test_the_loss_is_divergence_on_one_half_and_cross_entropy_on_the_other(
     latents = step._counterfactual_latents
     step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
     z = classifier.encode(to_pixels(data.images[:64])).detach()
-    loss = float(step._counterfactual_loss(z))
+    loss = float(step._counterfactual_loss(z).detach())
     with torch.no_grad():
         x_hat = to_pixels(to_uint8(classifier.decode(seen[0])))
         stored = classifier.encode(x_hat)

@@ -23,6 +23,7 @@ from ecinn.training import step as optimisation
 from ecinn.training.evaluation import evaluate
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
+from helpers.builders import RowTeacher
 
 STATE_FILE = training.STATE_FILES[0]
 
@@ -108,15 +109,16 @@ def test_ctrl_c_keeps_the_last_finished_epoch(
     """Although the last state on disk is older: `save_every` never comes due."""
     data = data.first(128)
     if stage == "fine-tuning":
-        recipe = dataclasses.replace(recipe, epochs=1, finetuning=FineTuning(3, 3.0, 1.0, 0.1))
-    whole = train(recipe, data, tmp_path / "whole", device=CPU)
+        recipe = dataclasses.replace(recipe, epochs=1, finetuning=FineTuning(3, 3.0, 1.0, 32))
+    teacher = RowTeacher() if recipe.finetuning else None
+    whole = train(recipe, data, tmp_path / "whole", device=CPU, teacher=teacher)
 
     def press_ctrl_c(progress: Progress) -> None:
         if progress.task == stage and progress.figures["epoch"] == 3:
             raise KeyboardInterrupt
 
     stopped = tmp_path / "stopped"
-    options = {"device": CPU, "save_every": 1e9}
+    options = {"device": CPU, "save_every": 1e9, "teacher": teacher}
     with pytest.raises(InterruptedRunError, match="--resume") as error:
         train(recipe, data, stopped, observe=press_ctrl_c, **options)
     assert error.value.exit_code == 130
@@ -162,8 +164,11 @@ def test_names_and_strings_are_accepted(recipe, data, tmp_path, monkeypatch) -> 
 
 
 def test_options_that_exclude_each_other_are_refused(recipe, data, tmp_path) -> None:
-    model = untrained(recipe, data)
-    tuned = dataclasses.replace(recipe, finetuning=FineTuning(1, 1.0, 1.0, 0.1))
+    model = train(
+        dataclasses.replace(recipe, epochs=1), data.first(64), tmp_path / "a", device=CPU
+    )
+    tmp_path = tmp_path / "b"
+    tuned = dataclasses.replace(recipe, finetuning=FineTuning(1, 1.0, 1.0))
     with pytest.raises(InputError, match="no fine-tuning"):
         train(recipe, data, tmp_path, refine_from=model)
     with pytest.raises(InputError, match="choose one"):

@@ -77,7 +77,7 @@ def teacher(
         f"--epochs {settings.epochs} --seed {seed}"
     )
     record = {**result.record, "errors": errors}
-    _report(out_file, command, limit, settings, record, lines, json_output)
+    _report(out_file, command, limit, result.settings, record, lines, json_output)
 
 
 @app.command()

@@ -94,12 +94,13 @@ def relabelled(data: Dataset, name: str) -> Dataset:
     Other datasets, which have one set of labels, are returned as they are.
     """
     attribute = name.removeprefix("celeba/")
-    if data.attributes is None or attribute not in ATTRIBUTES:
+    table = data.attributes
+    if table is None or table.shape[1] != len(ATTRIBUTES) or attribute not in ATTRIBUTES:
         return data
     column = ATTRIBUTES.index(attribute)
     return replace(
         data,
-        labels=data.attributes[:, column].long(),
+        labels=table[:, column].long(),
         class_names=class_names(attribute),
         attribute=column,
     )
