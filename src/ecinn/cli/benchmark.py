@@ -178,7 +178,7 @@ def consistency_benchmark(
 
     explainer = load(model, device)
     pair = _two_classes(classes, explainer.class_names)
-    data = load_images(explainer.recipe.dataset, "test", celeba)
+    data = load_images(explainer.recipe, "test", celeba)
     stem = output_folder(out_dir) / f"consistency-{explainer.name}"
     with bars() as observe:
         result = measure_consistency(explainer, data, pair, n=n, seed=seed, observe=observe)

@@ -76,8 +76,8 @@ def heatmaps_benchmark(
     asked = require_methods(METHODS if methods is None else names_of(methods))
     explainer = load(model, device)
     network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
-    dataset = explainer.recipe.dataset
-    data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
+    recipe = explainer.recipe
+    data, training = (load_images(recipe, split, celeba) for split in ("test", "train"))
     record = provenance(line, explainer) | {"baseline": baseline.value}
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}
@@ -152,7 +152,7 @@ def faces_benchmark(
     record: dict[str, Any] = {}
     captions: dict[str, str] = {}
     for name, model in loaded.items():
-        data = load_images(model.recipe.dataset, "test", celeba).first(limit)
+        data = load_images(model.recipe, "test", celeba).first(limit)
         error, network = networks.get(name, (None, None))
         with bars() as observe:
             measured[model.name], sheets = faces.measure_faces(
@@ -209,7 +209,7 @@ def rounding_benchmark(
     measured: dict[str, rounding.RoundingCost] = {}
     record: dict[str, Any] = {}
     for label, rounded in loaded.items():
-        images = load_images(rounded.recipe.dataset, split.value, celeba)
+        images = load_images(rounded.recipe, split.value, celeba)
         with bars() as observe:
             measured[label] = rounding.measure_rounding(
                 rounded,

@@ -40,7 +40,7 @@ def evaluate(
     from ecinn.training.evaluation import evaluate as evaluate_model
 
     loaded = load(model, resolve_device(device))
-    data = load_images(loaded.checkpoint.recipe.dataset, split.value, celeba).first(limit)
+    data = load_images(loaded.checkpoint.recipe, split.value, celeba).first(limit)
     with bars() as observe:
         metrics = dataclasses.asdict(evaluate_model(loaded, data, seed=seed, observe=observe))
     if json_output:
