@@ -3,6 +3,7 @@
 import io
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ecinn.classifier.recipes import find_recipe
+from ecinn.cli.progress import load_images
 from ecinn.data.celeba import ATTRIBUTES, class_names, load_celeba, read_files
 from ecinn.data.dataset import load_dataset
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
@@ -184,6 +187,20 @@ def test_faces_are_cropped_as_their_layout_needs(
     assert np.array_equal(image.permute(1, 2, 0), np.asarray(expected))
     if crop == CELEBA_CROP:
         assert torch.equal(loaded, load_dataset("celeba/Smiling", "train", folder).images)
+
+
+@pytest.mark.parametrize("crop", [FaceCrop(90), None])
+def test_recipes_load_faces_with_their_own_crop(
+    crop: FaceCrop | None, tmp_path: Path, bits: Tables
+) -> None:
+    folder = write_aligned(tmp_path / "celeba", bits)
+    face = np.random.default_rng(4).integers(0, 256, (218, 178, 3), np.uint8)
+    Image.fromarray(face).save(folder / ALIGNED_1, "PNG")
+    recipe = replace(find_recipe("celeba-smile"), face_crop=crop)
+    expected = load_dataset("celeba/Smiling", "train", folder, crop=crop).images
+    assert not torch.equal(load_dataset("celeba/Smiling", "train", folder).images, expected)
+    for images in (recipe.load("train", folder), load_images(recipe, "train", folder)):
+        assert torch.equal(images.images, expected)
 
 
 def test_columns_may_come_in_another_order(tmp_path: Path, bits: Tables) -> None:
