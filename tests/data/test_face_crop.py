@@ -139,5 +139,5 @@ def test_original_faces_become_the_reduced_ones(
     reduced = load_celeba("Smiling", "test", SHARED / "celeba")
     assert len(originals) == 989
     assert torch.equal(originals.attributes, reduced.attributes)
-    # Equal to the byte with libwebp 1.6; another version may encode a little differently.
+    # Equal with libwebp 1.6; another version may encode a little differently.
     assert (originals.images.int() - reduced.images.int()).abs().float().mean() < 0.5

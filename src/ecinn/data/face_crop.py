@@ -23,15 +23,16 @@ ADVICE = "the face should fill the frame: eyes level at half the height, mouth a
 class FaceCrop:
     """The centred square of CelebA's aligned faces that a model was trained on.
 
-    The defaults reproduce the training faces of the shipped models byte by byte.
+    The defaults reproduce the training faces of the shipped models pixel by pixel.
     """
 
     side: int = 148
     """Side of the square, in pixels of the aligned face."""
     webp_quality: int | None = 88
-    """Quality of the WebP files that resized faces are stored as, which smooths them; None: none.
+    """Quality of the WebP compression of resized faces; None does not compress them.
 
-    Without it, 5 % of real faces were flagged because their texture is rougher than in training.
+    Training faces were stored like this, which smooths them. Without it, 5 % of real faces are
+    flagged because their texture is rougher.
     """
 
     def fit(
