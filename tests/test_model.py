@@ -226,7 +226,7 @@ def test_samples_are_classified_as_their_class_and_differ(mnist) -> None:
 def test_samples_are_decoded_means_plus_scaled_noise(mnist, temperature: float) -> None:
     label = torch.tensor([3, 8])
     noise = torch.randn((2, 784), generator=torch.Generator().manual_seed(5))
-    decoded = mnist.decode(mnist.mu_bar[label] + temperature * noise)
+    decoded = mnist.decode(mnist.mu[label] + temperature * noise)
     expected = (256 * decoded).floor().clamp(0, 255).to(torch.uint8)
     assert torch.equal(mnist.sample(label, temperature=temperature, seed=5), expected)
 

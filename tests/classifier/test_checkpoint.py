@@ -21,7 +21,7 @@ from ecinn.classifier.checkpoint import (
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import stored_precision
-from ecinn.classifier.recipes import MNIST
+from ecinn.classifier.recipes import MNIST, RECIPES
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import atomic_write, output_folder
@@ -50,7 +50,7 @@ def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for name in ("recipe", "ood", "class_names", "metrics", "training"):
         assert getattr(back, name) == getattr(checkpoint, name)
     assert torch.equal(back.mu_bar, checkpoint.mu_bar)
-    expected = stored_precision(checkpoint.classifier.state_dict(), bits=16)
+    expected = stored_precision(checkpoint.classifier.state_dict(), bits=8)
     for name, value in back.classifier.state_dict().items():
         assert torch.equal(value, expected[name]), name
     assert not back.classifier.training
@@ -87,10 +87,14 @@ def test_shipped_models_are_read_with_the_current_names(name: str) -> None:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     stored = json.loads(header["__metadata__"]["about"])
     checkpoint = load_checkpoint(name)
+    if header["__metadata__"]["format"] == "ecinn-2":
+        assert checkpoint.recipe == RECIPES[name]
+        return
     settings = stored["experiment"]
     assert checkpoint.recipe.aligned == settings.get("upright", False)
     assert checkpoint.recipe.mnist_framing == settings.get("digits", False)
-    assert checkpoint.recipe.refit_label_smoothing == settings["means_label_smoothing"]
+    assert not checkpoint.recipe.tied
+    assert float(checkpoint.classifier.tau) == 1
     assert checkpoint.recipe.ema_decay == settings["averaging"]
     faces = settings["dataset"].startswith("celeba/")
     assert checkpoint.recipe.face_crop == (CELEBA_CROP if faces else None)

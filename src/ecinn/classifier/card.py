@@ -75,6 +75,7 @@ def card(checkpoint: Checkpoint, size_in_bytes: int, model: str | None = None) -
     measures = tuple(
         (text["name"], _shown(metrics.get(key), text["format"]), text["meaning"])
         for key, text in TEXTS["measures"].items()
+        if key in metrics or not metrics
     )
     return ModelCard(
         name=recipe.name,

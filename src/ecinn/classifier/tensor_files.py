@@ -116,8 +116,13 @@ def _format_1(about: Any) -> Any:  # noqa: ANN401
     """Describe a model of format 1 in today's terms: its class means are not tied."""
     about = _renamed(about)
     if isinstance(about, dict) and "recipe" in about:
-        about["recipe"].pop("refit_label_smoothing", None)
-        about["recipe"] |= {"tied": False, "finetuning": None}
+        recipe = about["recipe"]
+        recipe.pop("refit_label_smoothing", None)
+        recipe["tied"] = False
+        if recipe["finetuning"] is not None:
+            kept = ("epochs", "faithfulness", "learning_rate", "ema_decay")
+            tuned = {name: recipe["finetuning"][name] for name in kept}
+            recipe["finetuning"] = tuned | {"distillation_weight": 0.0, "batch_size": 256}
     return about
 
 
