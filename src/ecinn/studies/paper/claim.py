@@ -49,6 +49,11 @@ class Claim:
     phrases: Mapping[str, str] = field(default_factory=dict)
     table: Sequence[Sequence[str]] = ()
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The values of the thresholds."""
+        return {key: float(limit["value"]) for key, limit in self.thresholds.items()}
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -91,7 +96,7 @@ def entries() -> dict[str, Claim]:
 
 def limits(name: str) -> dict[str, float]:
     """Return the thresholds of a claim."""
-    return {key: float(limit["value"]) for key, limit in entries()[name].thresholds.items()}
+    return entries()[name].limits
 
 
 def share_votes(share: Interval, wanted: float) -> Votes:
@@ -108,7 +113,7 @@ def judge(votes: Sequence[Votes]) -> Verdict:
 def judgement(measurement: Measurement) -> Judgement:
     """Judge a measurement and put it into words."""
     entry = entries()[measurement.name]
-    values = {**limits(entry.name), **measurement.words, **measurement.numbers}
+    values = {**entry.limits, **measurement.words, **measurement.numbers}
     for place, keys in measurement.chosen.items():
         phrases = [fill(entry.phrases[key], values) for key in keys]
         values[place] = "; ".join(phrases) if keys else "nothing"

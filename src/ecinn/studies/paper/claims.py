@@ -26,7 +26,6 @@ from ecinn.studies.paper.claim import (
     document,
     entries,
     judgement,
-    limits,
 )
 from ecinn.studies.paper.columns import Column, columns, stages
 from ecinn.studies.paper.measuring import Bench, Sizes
@@ -77,8 +76,10 @@ def report(
 ) -> Report:
     """Collect the judgements of a claim; what could not be measured is untested."""
     if not claim.models:
-        untested = Judgement("untested", fill(claim.untested or claim.measured, {}))
-        return Report(claim, (free.get(claim.name, untested),))
+        if claim.name in free:
+            return Report(claim, (free[claim.name],))
+        reason = fill(claim.untested or claim.measured, {})
+        return Report(claim, (Judgement("untested", reason),))
     judgements = []
     for column in columns:
         if not column.covers(claim.models):
@@ -162,7 +163,7 @@ def _entry(report: Report) -> str:
     else:
         parts.append("\n".join(map(_line, judgements)))
     tested = any(judged.verdict != "untested" for judged in judgements)
-    more = [fill(claim.about, limits(claim.name))] if claim.about else []
+    more = [fill(claim.about, claim.limits)] if claim.about else []
     if report.without:
         where = " and ".join(f"*{title}*" for title in report.without)
         datasets = " and ".join(claim.models)

@@ -48,9 +48,15 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Return what the model has."""
-        if name in self.names:
+        value = getattr(self.model, name)
+        if name not in self.names:
+            return value
+
+        def call(*given: Tensor) -> Any:  # noqa: ANN401
             self.calls[name] += 1
-        return getattr(self.model, name)
+            return value(*given)
+
+        return call
 
 
 def two_evaluations(

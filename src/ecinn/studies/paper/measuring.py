@@ -218,7 +218,9 @@ def means(*columns: Tensor, seed: int = 0) -> list[Interval]:
     return [bootstrap_interval(column, generator=generator) for column in columns]
 
 
-def mean_difference(a: Values, b: Values, generator: torch.Generator) -> Interval:
+def mean_difference(
+    a: Float[Tensor, " first"], b: Float[Tensor, " second"], generator: torch.Generator
+) -> Interval:
     """mean(a) − mean(b) of independent values in [0, 1], each bootstrapped.
 
     Without values of either the interval is [−1, 1].
@@ -231,7 +233,9 @@ def mean_difference(a: Values, b: Values, generator: torch.Generator) -> Interva
     return Interval(mean, low, high, min(len(a), len(b)))
 
 
-def _bootstrap_means(values: Values, generator: torch.Generator) -> Values:
+def _bootstrap_means(
+    values: Float[Tensor, " values"], generator: torch.Generator
+) -> Float[Tensor, " resamples"]:
     rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
     return values.double()[rows].mean(1)
 
