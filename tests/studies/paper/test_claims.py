@@ -189,15 +189,15 @@ def test_the_page_shows_a_verdict_of_every_column(context) -> None:
     second = Report(Claim("b", "C", "It is always so."), (Judgement("supported", "Sure."),))
     third = Report(
         Claim("c", "4.1", "Dots move.", models=("fakemnist",), command=CLAIMS_COMMAND),
-        (Judgement("untested", "no model `d`", column=PLAIN),),
+        (Judgement("untested", "no model given (`--this`)", column=PLAIN),),
         (PAPER, TUNED),
     )
     text = claims.page([first, second, third], found)
     head = f"| claim | section | {claims.FREE} | {PAPER} | {PLAIN} | {TUNED} |"
     assert head in text
-    assert "| It is so. | 4.2 | – | **supported** | **refuted** | no model |" in text
+    assert "| It is so. | 4.2 | – | **supported** | **refuted** | no model `b` |" in text
     assert "| It is always so. | C | **supported** | – | – | – |" in text
-    assert "| Dots move. | 4.1 | – | – | no model | – |" in text
+    assert "| Dots move. | 4.1 | – | – | no model given | – |" in text
     assert (
         f"3 claims: *{claims.FREE}* 1 supported; *{PAPER}* 1 supported; *{PLAIN}* 1 refuted, "
         f"1 untested; *{TUNED}* 1 untested." in text
@@ -208,7 +208,8 @@ def test_the_page_shows_a_verdict_of_every_column(context) -> None:
     assert "For all. Measured by `ecinn paper claims`; in more detail: `more`." in entry
     rows = "| mnist-paper | 1 | 2 |\n| mnist | 1 | 2 |"
     assert f"| model | n | k |\n|---|---|---:|\n{rows}" in entry
-    assert "*Supported.* Sure." in lines(text, "It is always so.")
+    always = lines(text, "It is always so.")
+    assert "*Supported.* Sure.\n\nThis does not depend on the models of the columns." in always
     dots = lines(text, "Dots move.")
     assert f"Not judged in *{PAPER}* and *{TUNED}*: no model of fakemnist belongs there." in dots
     assert "Measured by" not in dots

@@ -31,8 +31,8 @@ from ecinn.studies.paper.columns import Column, columns, stages
 from ecinn.studies.paper.measuring import Bench, Sizes
 from ecinn.studies.paper.words import fill
 
-FREE = "any model"
-"""Heading of the claims that do not depend on a model."""
+FREE = "all columns"
+"""Heading of the claims that do not depend on the models of the columns."""
 
 
 def measure_without_models(bench: Bench) -> Iterator[Measurement]:
@@ -147,11 +147,11 @@ def _tally(reports: Sequence[Report], titles: Sequence[str]) -> str:
 
 
 def _cell(report: Report, title: str) -> str:
-    """The verdict of one column, or that there is no model."""
+    """The verdict of one column, or what it lacks."""
     for judged in report.judgements:
         if judged.column == title:
-            lacking = title and judged.verdict == "untested"
-            return "no model" if lacking and not judged.models else f"**{judged.verdict}**"
+            lacking = title and not judged.models
+            return judged.measured.partition(" (")[0] if lacking else f"**{judged.verdict}**"
     return NONE
 
 
@@ -170,6 +170,8 @@ def _entry(report: Report) -> str:
         more.append(f"Not judged in {where}: no model of {datasets} belongs there.")
     if claim.figure:
         more.append(f"Figure: `ecinn paper {claim.figure}`.")
+    if tested and not claim.models:
+        more.append("This does not depend on the models of the columns.")
     if tested:
         command = f"; in more detail: `{claim.command}`"
         detail = "" if claim.command == CLAIMS_COMMAND else command
