@@ -78,7 +78,7 @@ def test_every_claim_can_be_judged_in_some_column() -> None:
 def given_model(name: str, dataset: str = "mnist") -> Model:
     model = small_model(dataset=dataset)
     recipe = dataclasses.replace(model.recipe, name=name)
-    return Model(dataclasses.replace(model.checkpoint, recipe=recipe))
+    return Model(dataclasses.replace(model.checkpoint, recipe=recipe, metrics={"error": 0.1}))
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def context(monkeypatch) -> Context:
         "own.safetensors": given_model("mnist-paper"),
         "dots.safetensors": given_model("dots", "fakemnist"),
         "other.safetensors": given_model("other", "shapes"),
+        "untested.safetensors": small_model(dataset="mnist"),
     }
     monkeypatch.setattr(columns, "shipped_models", lambda: list(shipped))
     context = Context(celeba=Path("faces"))
@@ -138,6 +139,7 @@ def test_columns_without_pictures_of_faces_say_so(context) -> None:
     [
         (("other.safetensors",), "is a model of 'shapes': give a model of .*fakemnist, mnist"),
         (("own.safetensors", "own.safetensors"), "two models of 'mnist' were given"),
+        (("untested.safetensors",), "untested.safetensors has no test error"),
     ],
 )
 def test_given_models_are_of_the_paper_and_differ(context, files, message) -> None:
@@ -160,9 +162,10 @@ def test_a_claim_is_judged_where_all_its_models_are(context) -> None:
     assert [j.verdict for j in report.judgements] == ["partly", "vague", "untested"]
     assert [j.models for j in report.judgements] == [("mnist-paper",), ("mnist",), ()]
     assert report.judgements[2].measured == "no model `mnist-finetuned`"
-    assert not report.without
-    dots = claims.report(dataclasses.replace(claim, models=("fakemnist",)), found, judged, {})
-    assert dots.without == (PAPER, TUNED)
+    assert not report.lacking
+    both = dataclasses.replace(claim, models=("mnist", "fakemnist"))
+    dots = claims.report(both, found, judged, {})
+    assert dots.lacking == {PAPER: ["fakemnist"], TUNED: ["fakemnist"]}
     assert [j.measured for j in dots.judgements] == ["no model `fakemnist`"]
     free = dataclasses.replace(claim, models=())
     assert claims.report(
@@ -178,8 +181,17 @@ def lines(text: str, sentence: str) -> str:
 def test_the_page_shows_a_verdict_of_every_column(context) -> None:
     found = columns.columns(with_files(context, "own.safetensors"))
     table = Table("", ("n", "k"), (("1", "2"),))
+    limit = {"most_of": {"value": 0.5, "set": "2026-01-02", "reason": "It is half."}}
     first = Report(
-        Claim("a", "4.2", "It is so.", models=("mnist",), about="For all.", command="more"),
+        Claim(
+            "a",
+            "4.2",
+            "It is so.",
+            models=("mnist",),
+            about="For all.",
+            command="more",
+            thresholds=limit,
+        ),
         (
             Judgement("supported", "Yes.", table=table, column=PAPER, models=("mnist-paper",)),
             Judgement("refuted", "No.", table=table, column=PLAIN, models=("mnist",)),
@@ -190,7 +202,7 @@ def test_the_page_shows_a_verdict_of_every_column(context) -> None:
     third = Report(
         Claim("c", "4.1", "Dots move.", models=("fakemnist",), command=CLAIMS_COMMAND),
         (Judgement("untested", "no model given (`--this`)", column=PLAIN),),
-        (PAPER, TUNED),
+        {PAPER: ["fakemnist"], TUNED: ["fakemnist"]},
     )
     text = claims.page([first, second, third], found)
     head = f"| claim | section | {claims.FREE} | {PAPER} | {PLAIN} | {TUNED} |"
@@ -204,15 +216,18 @@ def test_the_page_shows_a_verdict_of_every_column(context) -> None:
     )
     entry = lines(text, "It is so.")
     assert f"- *{PAPER}*, `mnist-paper`: **supported**. Yes.\n" in entry
-    assert f"- *{TUNED}*: **untested**. no model `b`\n" in entry
-    assert "For all. Measured by `ecinn paper claims`; in more detail: `more`." in entry
+    assert f"- *{TUNED}*: **untested**, no model `b`.\n" in entry
+    assert "For all. Limits: *most of* 0.5, set 2026-01-02 (It is half). Measured by" in entry
+    assert "Measured by `ecinn paper claims`; in more detail: `more`." in entry
     rows = "| mnist-paper | 1 | 2 |\n| mnist | 1 | 2 |"
     assert f"| model | n | k |\n|---|---|---:|\n{rows}" in entry
     always = lines(text, "It is always so.")
     assert "*Supported.* Sure.\n\nThis does not depend on the models of the columns." in always
     dots = lines(text, "Dots move.")
-    assert f"Not judged in *{PAPER}* and *{TUNED}*: no model of fakemnist belongs there." in dots
+    assert f"Not judged in *{PAPER}* or *{TUNED}*, without a model of fakemnist." in dots
     assert "Measured by" not in dots
+    assert "--limit 30" in claims.page([], found, 30)
+    assert "--limit" not in text
     assert "`mnist-paper`" in text.partition("3 claims")[0]
     assert "no model `mnist-finetuned`" in text.partition("3 claims")[0]
 

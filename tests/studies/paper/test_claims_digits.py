@@ -205,6 +205,7 @@ def test_errors_are_comparable_unless_the_inn_errs_far_more_often(sample, judges
 
 def test_samples_are_the_class_mean_plus_noise_of_variance_one(monkeypatch) -> None:
     model, asked = small_model(), []
+    model.mu_bar = model.mu_bar + 2  # takes no part
     decode = model.decode
     monkeypatch.setattr(model, "decode", lambda z: asked.append(z) or decode(z))
     images, labels = digits.draw_digits(model, 400, torch.Generator().manual_seed(4), 150)

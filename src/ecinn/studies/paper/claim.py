@@ -76,8 +76,8 @@ class Report:
 
     claim: Claim
     judgements: tuple[Judgement, ...]
-    without: tuple[str, ...] = ()
-    """Columns that have no model of the claim's images."""
+    lacking: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Datasets of the claim that a column has no model of, by the title of the column."""
 
 
 def document() -> dict[str, Any]:

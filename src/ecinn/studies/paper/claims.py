@@ -80,9 +80,10 @@ def report(
             return Report(claim, (free[claim.name],))
         reason = fill(claim.untested or claim.measured, {})
         return Report(claim, (Judgement("untested", reason),))
-    judgements = []
+    judgements, lacking = [], {}
     for column in columns:
-        if not column.covers(claim.models):
+        if lacks := column.lacks(claim.models):
+            lacking[column.title] = lacks
             continue
         missing = [column.absent[name] for name in claim.models if name in column.absent]
         if missing:
@@ -92,11 +93,10 @@ def report(
             names = tuple(column.models[name].name for name in claim.models)
             judged = by_column[column.title][claim.name]
             judgements.append(replace(judged, column=column.title, models=names))
-    without = tuple(column.title for column in columns if not column.covers(claim.models))
-    return Report(claim, tuple(judgements), without)
+    return Report(claim, tuple(judgements), lacking)
 
 
-def page(reports: Sequence[Report], columns: Sequence[Column]) -> str:
+def page(reports: Sequence[Report], columns: Sequence[Column], limit: int | None = None) -> str:
     """List all claims in one table, then report every one under its chapter."""
     chapters = [
         (chapter["title"], [r for r in reports if r.claim.section in chapter["sections"]])
@@ -110,8 +110,10 @@ def page(reports: Sequence[Report], columns: Sequence[Column]) -> str:
         for each in chapter
     )
     overview = Table("", head, rows, align="l" * len(head)).markdown().rstrip()
-    parts = [document()["introduction"].strip(), _models_table(columns)]
-    parts += [_tally(reports, ["", *titles]), overview]
+    parts = [document()["introduction"].strip()]
+    if limit is not None:
+        parts.append(f"**Made with `--limit {limit}`: a quick look, with too few images.**")
+    parts += [_models_table(columns), _tally(reports, ["", *titles]), overview]
     for title, chapter in chapters:
         if chapter:
             parts += [f"## {title}", *(_entry(each) for each in chapter)]
@@ -124,13 +126,13 @@ def _models_table(columns: Sequence[Column]) -> str:
     for column in columns:
         title = f"*{column.title}*: {column.about}"
         for dataset, model in column.models.items():
-            training = f"{stages(model)}; weights {fingerprint(model)}"
+            training = f"{stages(model)}; {fingerprint(model)}"
             rows.append((title, dataset, f"`{model.name}`", training))
             title = ""
         for dataset, reason in column.absent.items():
             rows.append((title, dataset, NONE, reason))
             title = ""
-    head = ("column", "images", "model", "")
+    head = ("column", "images", "model", "training, and fingerprint of the weights")
     return Table("", head, tuple(rows), align="llll").markdown().rstrip()
 
 
@@ -164,10 +166,12 @@ def _entry(report: Report) -> str:
         parts.append("\n".join(map(_line, judgements)))
     tested = any(judged.verdict != "untested" for judged in judgements)
     more = [fill(claim.about, claim.limits)] if claim.about else []
-    if report.without:
-        where = " and ".join(f"*{title}*" for title in report.without)
-        datasets = " and ".join(claim.models)
-        more.append(f"Not judged in {where}: no model of {datasets} belongs there.")
+    if report.lacking:
+        where = " or ".join(f"*{title}*" for title in report.lacking)
+        missing = dict.fromkeys(name for names in report.lacking.values() for name in names)
+        more.append(f"Not judged in {where}, without a model of {' and '.join(missing)}.")
+    if claim.thresholds:
+        more.append(f"Limits: {'; '.join(_limit(*each) for each in claim.thresholds.items())}.")
     if claim.figure:
         more.append(f"Figure: `ecinn paper {claim.figure}`.")
     if tested and not claim.models:
@@ -182,8 +186,16 @@ def _entry(report: Report) -> str:
 
 
 def _line(judged: Judgement) -> str:
-    models = "".join(f", `{name}`" for name in judged.models)
-    return f"- *{judged.column}*{models}: **{judged.verdict}**. {judged.measured}"
+    if not judged.models:
+        return f"- *{judged.column}*: **{judged.verdict}**, {judged.measured}."
+    models = ", ".join(f"`{name}`" for name in judged.models)
+    return f"- *{judged.column}*, {models}: **{judged.verdict}**. {judged.measured}"
+
+
+def _limit(name: str, limit: Mapping[str, Any]) -> str:
+    """The value of a threshold with its date and its reason."""
+    reason = str(limit["reason"]).rstrip(".,")
+    return f"*{name.replace('_', ' ')}* {limit['value']:g}, set {limit['set']} ({reason})"
 
 
 def _joined_table(judgements: Sequence[Judgement]) -> str:
@@ -215,7 +227,7 @@ def as_json(reports: Sequence[Report], columns: Sequence[Column]) -> dict[str, A
     kept = ("name", "section", "sentence", "figure", "command", "thresholds", "models")
     claims = [
         {key: getattr(each.claim, key) for key in kept}
-        | {"judgements": each.judgements, "not_judged_in": each.without}
+        | {"judgements": each.judgements, "lacking": each.lacking}
         for each in reports
     ]
     return {"columns": jsonable(models), "claims": jsonable(claims)}
@@ -226,4 +238,5 @@ def make(context: Context) -> Made:
     found = columns(context)
     sizes = Sizes() if context.limit is None else Sizes().limited(context.limit)
     reports = measure_claims(context, found, sizes)
-    return Made(pages={"claims": page(reports, found)}, data={"claims": as_json(reports, found)})
+    text = page(reports, found, context.limit)
+    return Made(pages={"claims": text}, data={"claims": as_json(reports, found)})

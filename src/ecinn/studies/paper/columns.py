@@ -24,9 +24,9 @@ class Column:
     absent: Mapping[str, str]
     """Why the model of a dataset is missing."""
 
-    def covers(self, datasets: Sequence[str]) -> bool:
-        """True if the column has a model of each dataset, at hand or not."""
-        return {*datasets} <= {*self.models, *self.absent}
+    def lacks(self, datasets: Sequence[str]) -> list[str]:
+        """Return the datasets of which no model belongs in this column, at hand or not."""
+        return [name for name in datasets if name not in self.models and name not in self.absent]
 
 
 def columns(context: Context) -> list[Column]:
@@ -39,6 +39,8 @@ def columns(context: Context) -> list[Column]:
         if dataset not in datasets:
             known = ", ".join(sorted(datasets))
             raise InputError(f"{path} is a model of {dataset!r}: give a model of {known}")
+        if "error" not in model.checkpoint.metrics:
+            raise InputError(f"{path} has no test error: give a model that `ecinn train` wrote")
         if dataset in given:
             raise InputError(f"two models of {dataset!r} were given: give one of each dataset")
         given[dataset] = model
