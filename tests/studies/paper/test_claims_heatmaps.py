@@ -15,8 +15,9 @@ from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.studies.judges import load_judges, scaled
 from ecinn.studies.paper import claims_heatmaps as maps
+from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import judgement
-from ecinn.studies.paper.measuring import ExplainedImages, Sample
+from ecinn.studies.paper.measuring import Bench, ExplainedImages, Sample, Sizes
 from helpers.builders import random_images, small_model
 
 
@@ -263,3 +264,29 @@ def test_pixels_are_replaced_in_all_channels(generator) -> None:
         for place, source in zip(places[row].tolist(), taken[row].tolist(), strict=True):
             expected[row, :, place // 5, place % 5] = other[row, :, source // 5, source % 5]
     assert torch.equal(made, expected)
+
+
+class Seen(Exception):  # noqa: N818
+    """Stops a measurement."""
+
+
+def test_test_digits_are_explained_and_compared_with_training_digits(monkeypatch) -> None:
+    context, model, given = Context(seed=6), small_model(dataset="mnist"), []
+    sets = {"test": random_images(40, 1, 3, 1), "train": random_images(300, 1, 3, 2)}
+    vars(context)["data"] = lambda dataset, split: sets[split]
+    bench = Bench(context, Sizes(digits=9, maps=5))
+
+    def stop(images: ExplainedImages, *_: object) -> None:
+        given.append(images)
+        raise Seen
+
+    monkeypatch.setattr(ExplainedImages, "maps", stop)
+    with pytest.raises(Seen):
+        next(maps.measure(bench, model))
+    (digits,) = given
+    index = torch.randperm(40, generator=torch.Generator().manual_seed(6))[:5]
+    assert torch.equal(digits.x, to_pixels(sets["test"].images[index]))
+    assert torch.equal(digits.p, model.predict(digits.x).argmax(1))
+    assert bool((digits.p != digits.q).all())
+    compared = torch.randperm(300, generator=torch.Generator().manual_seed(6))[:200]
+    assert torch.equal(digits.training, to_pixels(sets["train"].images[compared]))
