@@ -205,11 +205,11 @@ def test_the_page_shows_a_verdict_of_every_column(context) -> None:
         {PAPER: ["fakemnist"], TUNED: ["fakemnist"]},
     )
     text = claims.page([first, second, third], found)
-    head = f"| claim | section | {claims.FREE} | {PAPER} | {PLAIN} | {TUNED} |"
+    head = f"| claim (section) | {claims.FREE} | {PAPER} | {PLAIN} | {TUNED} |"
     assert head in text
-    assert "| It is so. | 4.2 | – | **supported** | **refuted** | no model `b` |" in text
-    assert "| It is always so. | C | **supported** | – | – | – |" in text
-    assert "| Dots move. | 4.1 | – | – | no model given | – |" in text
+    assert "| It is so. (4.2) | – | **supported** | **refuted** | no model |" in text
+    assert "| It is always so. (C) | **supported** | – | – | – |" in text
+    assert "| Dots move. (4.1) | – | – | no model given | – |" in text
     assert (
         f"3 claims: *{claims.FREE}* 1 supported; *{PAPER}* 1 supported; *{PLAIN}* 1 refuted, "
         f"1 untested; *{TUNED}* 1 untested." in text

@@ -1,5 +1,6 @@
 """`ecinn paper claims`: judge every claim of the paper by several models, on one page."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -103,9 +104,12 @@ def page(reports: Sequence[Report], columns: Sequence[Column], limit: int | None
         for chapter in document()["chapters"]
     ]
     titles = [column.title for column in columns]
-    head = ("claim", "section", FREE, *titles)
+    head = ("claim (section)", FREE, *titles)
     rows = tuple(
-        (each.claim.sentence, each.claim.section, *(_cell(each, name) for name in ("", *titles)))
+        (
+            f"{each.claim.sentence} ({each.claim.section})",
+            *(_cell(each, name) for name in ("", *titles)),
+        )
         for _, chapter in chapters
         for each in chapter
     )
@@ -153,7 +157,7 @@ def _cell(report: Report, title: str) -> str:
     for judged in report.judgements:
         if judged.column == title:
             lacking = title and not judged.models
-            return judged.measured.partition(" (")[0] if lacking else f"**{judged.verdict}**"
+            return re.split(" [`(]", judged.measured)[0] if lacking else f"**{judged.verdict}**"
     return NONE
 
 
