@@ -56,7 +56,21 @@ def test_log_posterior_is_bayes_rule_written_out(numbers) -> None:
         1,
     )
     bayes = density / density.sum(1, keepdim=True)
-    torch.testing.assert_close(equations.log_posterior(n["z"], n["mu"]).exp(), bayes)
+    torch.testing.assert_close(equations.log_posterior(n["z"], n["mu"], 1.0).exp(), bayes)
+    assert torch.equal(equations.predicted_class(n["z"], n["mu"]), bayes.argmax(1))
+
+
+@pytest.mark.parametrize("tau", [0.02, 0.5, 3.0])
+def test_tau_is_temperature_scaling(numbers, tau: float) -> None:
+    """Posteriors are those of Eq. 2 to the power τ, normalised; the tipping point is no other."""
+    n = numbers
+    powers = equations.log_posterior(n["z"], n["mu"], 1.0).exp() ** tau
+    tempered = equations.log_posterior(n["z"], n["mu"], torch.tensor(tau).double()).exp()
+    torch.testing.assert_close(tempered, powers / powers.sum(1, keepdim=True))
+    alpha, delta = _alpha_0(n)
+    tipping = equations.log_posterior(n["z"] + alpha[:, None] * delta, n["mu"], tau)
+    p, q = (tipping.gather(1, n[label][:, None]) for label in "pq")
+    torch.testing.assert_close(p, q)
 
 
 def test_log_marginal_is_the_mixture_density(numbers) -> None:
@@ -164,15 +178,18 @@ def line_in_latent_space(
     return z, delta, mu, p, q
 
 
+TAU = 0.6
+
+
 def posterior_by_distances(z: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
-    return (-0.5 * torch.cdist(z, mu).square()).softmax(-1)
+    return (-0.5 * TAU * torch.cdist(z, mu).square()).softmax(-1)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("confidence", [0.03, 0.5, 0.9, 0.999])
 def test_confident_alpha_gives_the_asked_confidence(classes: int, confidence: float) -> None:
     z, delta, mu, _, q = line_in_latent_space(classes, seed=classes)
-    alpha, reachable = equations.confident_alpha(z, delta, mu, q, confidence)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, TAU, q, confidence)
     posterior = posterior_by_distances(z + alpha[:, None] * delta, mu)
     obtained = posterior.gather(1, q[:, None]).squeeze(1)
     expected = torch.full_like(obtained, confidence)
@@ -186,7 +203,7 @@ def test_confident_alpha_gives_the_asked_confidence(classes: int, confidence: fl
 def test_an_unreachable_confidence_returns_the_highest() -> None:
     """By brute force over a fine grid of α."""
     z, delta, mu, _, q = line_in_latent_space(10, seed=1)
-    alpha, reachable = equations.confident_alpha(z, delta, mu, q, 0.99)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, TAU, q, 0.99)
     grid = torch.linspace(-2, 6, 3001, dtype=torch.float64)
     on_grid = torch.stack(
         [posterior_by_distances(z + a * delta, mu).gather(1, q[:, None]).squeeze(1) for a in grid]
@@ -202,7 +219,7 @@ def test_an_unreachable_confidence_returns_the_highest() -> None:
 
 def test_half_confidence_between_two_classes_is_the_tipping_point() -> None:
     z, delta, mu, p, q = line_in_latent_space(2, seed=5)
-    alpha, reachable = equations.confident_alpha(z, delta, mu, q, 0.5)
+    alpha, reachable = equations.confident_alpha(z, delta, mu, TAU, q, 0.5)
     alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
     torch.testing.assert_close(alpha[reachable], alpha_0[reachable])
 
@@ -211,8 +228,8 @@ def test_two_classes_in_closed_form_agree_with_the_solver() -> None:
     """A third class infinitely far away changes nothing but the route."""
     z, delta, mu, _, q = line_in_latent_space(2, seed=6)
     far = torch.cat([mu, torch.full((1, 6), 40.0, dtype=torch.float64)])
-    closed, reachable = equations.confident_alpha(z, delta, mu, q, 0.8)
-    solved, _ = equations.confident_alpha(z, delta, far, q, 0.8)
+    closed, reachable = equations.confident_alpha(z, delta, mu, TAU, q, 0.8)
+    solved, _ = equations.confident_alpha(z, delta, far, TAU, q, 0.8)
     near = reachable & (closed.abs() < 3)
     assert near.sum() > 200
     torch.testing.assert_close(closed[near], solved[near])
@@ -223,7 +240,7 @@ def test_two_classes_in_closed_form_agree_with_the_solver() -> None:
 def test_a_line_that_leads_away_from_q_reaches_no_confidence(classes: int, towards: float) -> None:
     mu = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0]], dtype=torch.float64)[:classes]
     line = torch.tensor([[towards, 0.0]], dtype=torch.float64)
-    alpha, reachable = equations.confident_alpha(mu[:1], line, mu, torch.tensor([1]), 0.9)
+    alpha, reachable = equations.confident_alpha(mu[:1], line, mu, TAU, torch.tensor([1]), 0.9)
     assert not reachable.any()
     assert alpha.abs().max() <= equations.FARTHEST_ALPHA
 
@@ -232,7 +249,7 @@ def test_a_line_that_leads_away_from_q_reaches_no_confidence(classes: int, towar
 def test_departing_alpha_leaves_p_at_the_asked_confidence(classes: int) -> None:
     z, delta, mu, p, _ = line_in_latent_space(classes, seed=7)
     asked = torch.linspace(0.05, 0.95, 300, dtype=torch.float64)
-    alpha, reachable = equations.departing_alpha(z, delta, mu, p, asked)
+    alpha, reachable = equations.departing_alpha(z, delta, mu, TAU, p, asked)
     obtained = posterior_by_distances(z + alpha[:, None] * delta, mu)
     obtained = obtained.gather(1, p[:, None]).squeeze(1)
     torch.testing.assert_close(obtained[reachable], asked[reachable])

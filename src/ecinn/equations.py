@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+Tau = Float[Tensor, ""] | float
+
 FARTHEST_ALPHA = 100.0
 """Limit of the search for α; at α = 1 the mean of one class has moved to that of the other."""
 
@@ -33,11 +35,23 @@ def linear_logits(
     return z @ mu.T - 0.5 * mu.square().sum(1)
 
 
-def log_posterior(
+def predicted_class(
     z: Float[Tensor, "*batch dim"], mu: Float[Tensor, "classes dim"]
+) -> Int[Tensor, "*batch"]:
+    """C(x): the class with the highest posterior, which is that of the nearest mean."""
+    return linear_logits(z, mu).argmax(-1)
+
+
+def log_posterior(
+    z: Float[Tensor, "*batch dim"], mu: Float[Tensor, "classes dim"], tau: Tau
 ) -> Float[Tensor, "*batch classes"]:
-    """Eq. 2: log p(y|x) under a uniform prior; the Jacobian cancels."""
-    return linear_logits(z, mu).log_softmax(-1)
+    """log softmax τ(z·μ_y − ½‖μ_y‖²). Eq. 2 is τ = 1: p(y|x) under a uniform prior.
+
+    Ours: τ, the inverse temperature of temperature scaling, fitted on held-out images. It changes
+    how confident the classifier is, but neither its predictions nor its decision boundaries, so
+    α₀ and α₁ do not depend on it.
+    """
+    return (tau * linear_logits(z, mu)).log_softmax(-1)
 
 
 def latent_direction(
@@ -76,6 +90,7 @@ def confident_alpha(
     z: Float[Tensor, "*batch dim"],
     delta: Float[Tensor, "*batch dim"],
     mu: Float[Tensor, "classes dim"],
+    tau: Tau,
     q: Int[Tensor, "*batch"],
     confidence: Float[Tensor, "*batch"] | float,
 ) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
@@ -86,8 +101,8 @@ def confident_alpha(
     the result is the α of the maximum; if the line leads away from q, it is 0. Everything
     happens in latent space, without the network.
     """
-    start = linear_logits(z, mu).double()
-    slope = (delta @ mu.T).double()
+    start = (tau * linear_logits(z, mu)).double()
+    slope = (tau * (delta @ mu.T)).double()
     own = q[..., None]
     # Log-odds of every class against q. Their exponentials sum to 1/c at the confidence c.
     start, slope = start - start.gather(-1, own), slope - slope.gather(-1, own)
@@ -107,8 +122,8 @@ def confident_alpha(
         return ((start + alpha[..., None] * slope).softmax(-1) * slope).sum(-1) < 0
 
     low, high = -torch.full_like(asked, FARTHEST_ALPHA), torch.full_like(asked, FARTHEST_ALPHA)
-    highest = _bisect(still_rises, low, high)
-    alpha = _bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
+    highest = bisect(still_rises, low, high)
+    alpha = bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
     # A maximum at the lower end of the bracket: the line leads away from q.
     away = ~still_rises(low)
     reachable = ~away & (log_posterior_of_q(highest) >= asked.log())
@@ -120,6 +135,7 @@ def departing_alpha(
     z: Float[Tensor, "*batch dim"],
     delta: Float[Tensor, "*batch dim"],
     mu: Float[Tensor, "classes dim"],
+    tau: Tau,
     p: Int[Tensor, "*batch"],
     confidence: Float[Tensor, "*batch"] | float,
 ) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
@@ -127,11 +143,11 @@ def departing_alpha(
 
     Along −Δ the class p is the target, and −α is the α that makes it that confident.
     """
-    alpha, reachable = confident_alpha(z, -delta, mu, p, confidence)
+    alpha, reachable = confident_alpha(z, -delta, mu, tau, p, confidence)
     return -alpha, reachable
 
 
-def _bisect(
+def bisect(
     too_low: Callable[[Tensor], Tensor],
     low: Float[Tensor, "*batch"],
     high: Float[Tensor, "*batch"],

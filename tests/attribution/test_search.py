@@ -45,7 +45,7 @@ class Pixels(RotationClassifier):
 
     def log_posterior(self, x: Tensor) -> Tensor:
         z = SCALE * (x.flatten(1) - 0.5) @ self.q.T
-        return (-0.5 * (z[:, None] - self.mu).square().sum(-1)).log_softmax(1)
+        return (-0.5 * self.tau * (z[:, None] - self.mu).square().sum(-1)).log_softmax(1)
 
     def _count(self, what: str, given: Tensor) -> None:
         self.calls[what] += len(given)
@@ -59,8 +59,8 @@ class Pixels(RotationClassifier):
 class Latents:
     """The identity on the latents of another classifier, shaped as images of one row."""
 
-    def __init__(self, mu: Tensor):
-        self.mu = mu
+    def __init__(self, mu: Tensor, tau: Tensor):
+        self.mu, self.tau = mu, tau
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.flatten(1), x.new_zeros(len(x))
@@ -210,7 +210,7 @@ def test_latent_ascent_of_one_pixel_is_adams() -> None:
     z = pixels.encode_with_log_det(x)[0].requires_grad_()
     adam = torch.optim.Adam([z], lr=0.1, betas=(0.9, 0.9), maximize=True)
     steps = 0
-    while (log_p := equations.log_posterior(z, pixels.mu)[0, 1]) < math.log(0.99):
+    while (log_p := equations.log_posterior(z, pixels.mu, pixels.tau)[0, 1]) < math.log(0.99):
         adam.zero_grad()
         log_p.backward()
         adam.step()
@@ -227,7 +227,7 @@ def test_latent_ascent_through_the_image_is_ascent_in_z(small_classifier, unifor
     x = uniform(4, 1, 8, 8)
     z = small_classifier.encode(x)
     through = latent_gradient(small_classifier, small_classifier.mu, x, "all")
-    latents = Latents(small_classifier.mu)
+    latents = Latents(small_classifier.mu, small_classifier.tau)
     straight = latent_gradient(latents, latents.mu, z[:, None, None], "all")
     assert not through.failed.any()
     assert through.passes.unique().numel() > 1

@@ -482,7 +482,6 @@ def test_the_command_refuses_in_one_line(monkeypatch, tmp_path: Path, model: Mod
     line = fails("audit", "mnist", "--with", "small.safetensors")
     assert "small classifies images of (1, 8, 8)" in line
     assert "'moon'" in fails("audit", "mnist", "--split", "moon")
-    assert "no validation images" in fails("audit", "mnist", "--split", "validation")
     assert "is a folder" in fails("audit", "mnist", "--out", tmp_path)
     assert "same name" in fails("audit", "mnist", "--with", "mnist", "--with", "mnist")
     assert "no model 'resnet'" in fails("audit", "mnist", "--with", "resnet")

@@ -53,7 +53,8 @@ def value(table: Table, name: str) -> str:
 
 def test_proportions_are_reported_as_numbers_of_test_images(make) -> None:
     metrics = {
-        "n": 989, "error": 86 / 989, "reached_q": 985 / 989, "reached_q_corrected": 1.0,
+        "n": 989, "error": 86 / 989, "calibration_error": 0.0213,
+        "reached_q": 985 / 989, "reached_q_corrected": 1.0,
         "tipping_third_class": 3 / 989, "typical": 980 / 989, "round_trip_error": 1e-5,
     }  # fmt: skip
     about = card(make(metrics=metrics), 2**20)
@@ -69,6 +70,7 @@ def test_proportions_are_reported_as_numbers_of_test_images(make) -> None:
     assert "inexact" not in text
     assert "989 for testing" in "\n".join(about.data.sentences)
     assert value(about.metrics, "test error") == "8.70 %"
+    assert value(about.metrics, "calibration error") == "2.13 %"
     assert value(about.metrics, "round trip") == "1.0e-05"
     assert about.measured == metrics
 

@@ -1,4 +1,4 @@
-"""`ecinn train`, then `ecinn explain` and `ecinn mix` with the trained models."""
+"""`ecinn train`, then `ecinn explain` with the trained model."""
 
 import dataclasses
 import json
@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecinn.classifier.checkpoint import load_checkpoint
-from ecinn.classifier.recipes import MNIST, RECIPES
-from ecinn.cli import progress
-from ecinn.data.mnist import load_mnist
+from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
 from ecinn.flow.network import Stage
 from helpers.command_line import fails, run
 
@@ -21,7 +19,7 @@ def test_unknown_recipes_and_unwritable_folders(tmp_path: Path) -> None:
 
 
 def test_options_of_a_missing_second_stage_are_refused(tmp_path: Path) -> None:
-    assert "no second stage" in fails("train", "mnist-beta", "--out", tmp_path, "--realism", 1)
+    assert "no fine-tuning" in fails("train", "mnist-beta", "--out", tmp_path, "--faithfulness", 1)
 
 
 @pytest.mark.slow
@@ -37,10 +35,13 @@ def test_train_then_explain_with_the_trained_model(
         learning_rate=1e-2,
     )
     monkeypatch.setitem(RECIPES, "mnist", small)
+    finetuning = FineTuning(3, 1.0, 1.0, batch_size=32)
+    tuned = dataclasses.replace(small, name="mnist-finetuned", finetuning=finetuning)
+    monkeypatch.setitem(RECIPES, "mnist-finetuned", tuned)
     run_folder = tmp_path / "run"
     code, stdout, stderr = run(
         "train", "mnist", "--out", run_folder, "--epochs", 3, "--limit", 200,
-        "--batch-size", 8, "--device", "cpu", "--tensorboard", "--finetune-epochs", 0,
+        "--batch-size", 8, "--device", "cpu", "--tensorboard",
     )  # fmt: skip
     assert code == 0, stderr
     assert "epoch 3/3" in stderr
@@ -56,19 +57,20 @@ def test_train_then_explain_with_the_trained_model(
     assert code == 0, stderr
     refined = tmp_path / "refined"
     code, _, stderr = run(
-        "train", "mnist", "--out", refined, "--refine-from", run_folder, "--finetune-epochs", 1,
-        "--limit", 128, "--batch-size", 32, "--device", "cpu", "--proximity", 2.5,
+        "train", "mnist-finetuned", "--out", refined, "--refine-from", run_folder,
+        "--finetune-epochs", 1, "--limit", 128, "--device", "cpu", "--faithfulness", 2.5,
     )  # fmt: skip
     assert code == 0, stderr
     record = json.loads((refined / "training.json").read_text())
-    assert record["settings"]["finetuning"]["proximity"] == 2.5
-    assert record["command"] == "ecinn train mnist --out DIR --refine-from MODEL"
+    assert record["settings"]["finetuning"]["faithfulness"] == 2.5
+    assert record["command"] == "ecinn train mnist-finetuned --out DIR --refine-from MODEL"
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1
     assert record["metrics"]["n"] == 128
+    assert (refined / "teacher.safetensors").is_file()
     assert "no fine-tuning" in fails(
         "train",
-        "mnist",
+        "mnist-finetuned",
         "--out",
         tmp_path / "x",
         "--refine-from",
@@ -76,11 +78,3 @@ def test_train_then_explain_with_the_trained_model(
         "--finetune-epochs",
         0,
     )
-    monkeypatch.setattr(
-        progress, "load_images", lambda dataset, split, celeba: load_mnist(split).first(200)
-    )
-    mixture = tmp_path / "mixture.safetensors"
-    code, stdout, stderr = run("mix", run_folder, refined, "--out", mixture, "--device", "cpu")
-    assert code == 0, stderr
-    assert load_checkpoint(mixture).metrics["n"] == 200
-    assert "reached q" in stdout

@@ -110,7 +110,7 @@ def test_images_and_labels_that_do_not_fit_the_cue_are_refused(source: Dataset) 
         cue.paint(source.images[:2], torch.tensor([0, 5]))
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_fake_mnist_is_mnist_with_one_white_dot_of_ten(split) -> None:
     mnist, fake = load_mnist(split), load_dataset("fakemnist", split)
     assert len(fake) == len(mnist)
@@ -126,8 +126,9 @@ def test_fake_mnist_is_mnist_with_one_white_dot_of_ten(split) -> None:
 
 
 def test_splits_do_not_share_their_labels() -> None:
-    train, test = load_fake_mnist("train"), load_fake_mnist("test")
+    train, validation, test = map(load_fake_mnist, ("train", "validation", "test"))
     assert not torch.equal(train.labels[:10_000], test.labels)
+    assert not torch.equal(train.labels[:2_000], validation.labels)
 
 
 @pytest.mark.skipif(not AUTHORS.is_dir(), reason=f"the authors' data are not at {AUTHORS}")

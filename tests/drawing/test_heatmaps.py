@@ -120,8 +120,8 @@ def test_colour_images_and_no_columns(generator) -> None:
     assert sheet(images, []).ndim == 3
 
 
-def test_lists_of_different_lengths_are_refused(images, maps) -> None:
-    for wrong in (column(maps[:1]), column(maps, remarks=("one",))):
+def test_lists_of_different_lengths_and_maps_of_other_sizes_are_refused(images, maps) -> None:
+    for wrong in (column(maps[:1]), column(maps, remarks=("one",)), column(maps[..., 1:])):
         with pytest.raises(InputError, match="of every image"):
             sheet(images, [wrong])
     with pytest.raises(InputError, match="of every image"):

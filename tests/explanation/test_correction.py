@@ -32,6 +32,7 @@ class BrightRotation:
         self.mu = 3 * torch.nn.functional.normalize(directions, dim=1)
         self.mu_bar = self.mu + 0.1 * torch.randn((classes, 16), generator=g, dtype=torch.float64)
         self.stretch = stretch
+        self.tau = torch.tensor(0.8, dtype=torch.float64)
         self.calls = {"encode": 0, "decode": 0}
         self.images = {"encode": 0, "decode": 0}
 
@@ -48,7 +49,7 @@ class BrightRotation:
     def stored_posterior(self, x: Tensor) -> Tensor:
         """Of the 8-bit image, by distances to the means."""
         z = self.stretch * (to_pixels(to_uint8(x)).double().flatten(1) - 0.5) @ self.rotation.T
-        return (-0.5 * torch.cdist(z, self.mu).square()).softmax(1)
+        return (-0.5 * self.tau * torch.cdist(z, self.mu).square()).softmax(1)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_asked_confidence_is_obtained_in_two_evaluations(rotation, x, confidence
     torch.testing.assert_close(of_q, torch.full_like(of_q, confidence))
     # And it is the posterior of that image, not only of that latent.
     z = rotation.encode_with_log_det(e.convincing.flatten(0, 1))[0]
-    by_distance = (-0.5 * torch.cdist(z, rotation.mu).square()).softmax(1)
+    by_distance = (-0.5 * rotation.tau * torch.cdist(z, rotation.mu).square()).softmax(1)
     torch.testing.assert_close(by_distance.gather(1, e.q.reshape(-1, 1)).reshape(of_q.shape), of_q)
     assert not torch.allclose(e.alpha, e.alpha_1)
 
@@ -101,7 +102,7 @@ def test_a_confidence_that_a_third_class_forbids_is_noted_with_the_highest() -> 
     z = rotation.mu[0] + torch.linspace(-1, 10, 5000, dtype=torch.float64)[:, None] * (
         rotation.mu_bar[1] - rotation.mu_bar[0]
     )
-    on_line = (-0.5 * torch.cdist(z, rotation.mu).square()).softmax(1)[:, 1]
+    on_line = (-0.5 * rotation.tau * torch.cdist(z, rotation.mu).square()).softmax(1)[:, 1]
     assert highest == pytest.approx(float(on_line.max()), abs=1e-4)
     corrected = explain(rotation, rotation.mu_bar, x, 1, confidence=0.9, correct=True)
     assert corrected.corrections.sum() == 0  # nothing to be had by trying
@@ -288,14 +289,14 @@ def test_newton_step_is_the_logit_difference_over_the_slope_at_most_a_quarter(ro
 
     def posterior(alpha: Tensor) -> Tensor:
         distance = torch.cdist(z + alpha[:, None] * delta, rotation.mu).square()
-        return (-0.5 * distance).softmax(1)
+        return (-0.5 * rotation.tau * distance).softmax(1)
 
     def logit(alpha: Tensor) -> Tensor:
         return torch.logit(posterior(alpha).gather(1, q[:, None]).squeeze(1))
 
     slope = (logit(alpha + 1e-5) - logit(alpha - 1e-5)) / 2e-5
     near = torch.sigmoid(logit(alpha) + 0.1 * slope).mean().item()
-    arguments = (z, delta, rotation.mu, q, alpha, posterior(alpha))
+    arguments = (z, delta, rotation.mu, rotation.tau, q, alpha, posterior(alpha))
     expected = (torch.logit(torch.tensor(near, dtype=torch.float64)) - logit(alpha)) / slope
     assert expected.abs().max() < 0.25
     torch.testing.assert_close(newton_step(*arguments, near), expected, atol=1e-6, rtol=1e-5)
@@ -313,6 +314,7 @@ class Scripted:
     """
 
     mu = torch.tensor([[-2.0], [2.0]], dtype=torch.float64)
+    tau = torch.tensor(1.0, dtype=torch.float64)
 
     def __init__(self, script: Callable[[float], float]) -> None:
         self.script = script

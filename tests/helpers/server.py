@@ -70,6 +70,10 @@ class HeldClassifier:
     def mu(self) -> Tensor:
         return self._classifier.mu
 
+    @property
+    def tau(self) -> Tensor:
+        return self._classifier.tau
+
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.encoded.append(len(x))
         return self._classifier.encode_with_log_det(x)

@@ -30,6 +30,14 @@ def test_reaching_q_and_leaving_p_are_two_things_and_a_failure_is_neither() -> N
     assert metrics.class_changed(read_as, p).tolist() == [True, True, False, False, False]
 
 
+def test_preference_is_asked_of_those_that_are_read_as_p_or_q(generator) -> None:
+    read_as, p, q = (torch.randint(4, (200,), generator=generator) for _ in range(3))
+    triples = zip(read_as.tolist(), p.tolist(), q.tolist(), strict=True)
+    expected = [read == target for read, start, target in triples if read in (start, target)]
+    assert metrics.prefers_q(read_as, p, q).tolist() == expected
+    assert 0 < sum(expected) < len(expected) < 200
+
+
 def test_oracle_agrees_where_its_largest_score_is_q() -> None:
     scores = torch.tensor([[-3.0, -1.0, -2.0], [0.2, 0.1, 0.7]])
     assert metrics.oracle_agrees(scores, torch.tensor([1, 0])).tolist() == [True, False]
@@ -224,3 +232,36 @@ def test_share_inside_counts_squares_and_is_nan_where_nothing_changed(uniform) -
     same = metrics.share_inside(change, mask[0])
     torch.testing.assert_close(same[0], each[0])
     assert metrics.share_inside(change[:2], torch.ones(4, 4).bool()).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_the_manifold_is_that_of_scipys_neighbours(k: int, uniform) -> None:
+    """Nearest neighbours by a k-d tree; sizes that do not divide the batches of rows."""
+    generated, real = uniform(300, 4), 0.8 * uniform(290, 4)
+    inside = metrics.in_manifold(generated, real, k)
+    tree = scipy.spatial.cKDTree(real.numpy())
+    radius = tree.query(real.numpy(), k + 1)[0][:, k]
+    expected = [any(np.linalg.norm(real.numpy() - g, axis=1) <= radius) for g in generated.numpy()]
+    assert inside.tolist() == expected
+    assert 0.02 < inside.double().mean() < 0.98
+    assert metrics.in_manifold(real, real, k).all()
+
+
+def test_precision_of_gaussians(generator: torch.Generator) -> None:
+    """Inside for the same Gaussian, outside for one that is far away or much wider."""
+
+    def gaussian(spread: float, shift: float) -> Tensor:
+        return spread * torch.randn((400, 5), generator=generator) + shift
+
+    real = gaussian(1, 0)
+    shares = [
+        float(metrics.in_manifold(gaussian(spread, shift), real).double().mean())
+        for spread, shift in ((1, 0), (0.3, 0), (4, 0), (1, 9))
+    ]
+    assert 0.7 < shares[0] < 0.97
+    assert shares[1] > 0.99
+    assert shares[2] < 0.15
+    assert shares[3] == 0
+    for k in (0, 400):
+        with pytest.raises(InputError, match="real images"):
+            metrics.in_manifold(real, real, k)

@@ -1,34 +1,23 @@
-"""Mixing two models."""
+"""Calibration: class means and temperature of a finished model."""
 
 import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
-from ecinn.training.calibration import mix
+from ecinn.training.calibration import calibrate, fit_tau, label_means
 from helpers.builders import randomise
 
 CPU = torch.device("cpu")
-ARCHITECTURE = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)
-
-
-def model(weights_seed: int, architecture: Architecture = ARCHITECTURE) -> Checkpoint:
-    classifier = GenerativeClassifier(architecture).eval()
-    randomise(classifier, seed=weights_seed, scale=0.05)
-    recipe = dataclasses.replace(MNIST, architecture=architecture)
-    names = tuple(map(str, range(10)))
-    mu = classifier.mu.detach()
-    return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), names)
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +25,65 @@ def data() -> Dataset:
     return load_mnist("train").first(300)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_weights_are_averaged_and_the_model_is_calibrated(share: float, data: Dataset) -> None:
-    first, second = model(1), model(2)
-    mixed = mix(first, second, share, data, CPU)
-    ones, others = first.classifier.state_dict(), second.classifier.state_dict()
-    for name, value in mixed.classifier.state_dict().items():
-        if name != "mu" and value.is_floating_point():  # μ is fitted at the end of training
-            expected = (1 - share) * ones[name] + share * others[name]
-            torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-5)  # stored as float16
-    z = mixed.classifier.encode(to_pixels(data.images))
-    torch.testing.assert_close(mixed.mu_bar, class_means([z], mixed.classifier.mu.detach()))
-    assert mixed.training["mixed"] == {"share": share}
+def overlapping(
+    generator: torch.Generator, tau: float, classes: int, n: int = 20000
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Latents, labels drawn from the posterior with this τ, and means."""
+    mu = torch.randn((classes, 5), generator=generator, dtype=torch.float64)
+    z = torch.randn((n, 5), generator=generator, dtype=torch.float64)
+    posterior = (-0.5 * tau * torch.cdist(z, mu).square()).softmax(1)
+    return z, torch.multinomial(posterior, 1, generator=generator)[:, 0], mu
 
 
-def test_models_that_cannot_be_mixed_are_refused(data: Dataset) -> None:
-    with pytest.raises(InputError, match="between 0 and 1"):
-        mix(model(1), model(2), 1.5, data, CPU)
-    wider = dataclasses.replace(ARCHITECTURE, dense_width=32)
-    with pytest.raises(InputError, match="different architectures"):
-        mix(model(1), model(2, wider), 0.5, data, CPU)
-    other = dataclasses.replace(
-        model(2), recipe=dataclasses.replace(model(2).recipe, dataset="fakemnist")
+@pytest.mark.parametrize("tau", [0.05, 0.4, 2.0])
+@pytest.mark.parametrize("classes", [2, 6])
+def test_tau_is_found_where_labels_follow_the_posterior(generator, tau, classes) -> None:
+    z, labels, mu = overlapping(generator, tau, classes)
+    fitted = float(fit_tau(z, labels, mu))
+    assert fitted == pytest.approx(tau, rel=0.1)
+
+    def loss(tau: float) -> float:
+        log_posterior = (-0.5 * tau * torch.cdist(z, mu).square()).log_softmax(1)
+        smoothing = 1 / (len(z) + 2)
+        targets = torch.full_like(log_posterior, smoothing / (classes - 1))
+        targets.scatter_(1, labels[:, None], 1 - smoothing)
+        return float(F.cross_entropy(log_posterior, targets))
+
+    assert loss(fitted) < min(loss(0.999 * fitted), loss(1.001 * fitted))
+
+
+def test_perfect_predictions_do_not_give_certainty(generator) -> None:
+    """Platt's rule: n right answers of n justify a confidence of about 1 − 1/(n + 2)."""
+    mu = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    labels = torch.arange(200) % 2
+    tau = fit_tau(mu[labels], labels, mu)
+    confidence = torch.sigmoid(2 * tau)
+    assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_means_become_the_measured_means(tied: bool, data: Dataset) -> None:
+    architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)
+    classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
+    recipe = dataclasses.replace(
+        MNIST, architecture=architecture, tied=tied, tau=0.3, stored_bits=32
     )
-    with pytest.raises(InputError, match="different datasets"):
-        mix(model(1), other, 0.5, data, CPU)
+    weights = classifier.state_dict() | {"tau": torch.tensor(0.3)}
+    if not tied:
+        z = classifier.encode(to_pixels(data.images)).detach()
+        weights["mu"] = label_means(z, data.labels, 10)
+    held_out = load_mnist("validation").first(100)
+    model = calibrate(recipe, data, weights, CPU, {}, held_out)
+    z = model.classifier.encode(to_pixels(data.images))
+    by_label = torch.stack([z[data.labels == label].mean(0) for label in range(10)])
+    torch.testing.assert_close(model.mu_bar, class_means([z], by_label))
+    tau = float(model.classifier.tau)
+    if not tied:
+        assert torch.equal(model.classifier.mu, weights["mu"])
+        assert tau == pytest.approx(0.3)
+        return
+    assert torch.equal(model.classifier.mu, model.mu_bar)
+    z = model.classifier.encode(to_pixels(held_out.images))
+    assert tau == float(fit_tau(z, held_out.labels, model.classifier.mu))
+    without = calibrate(recipe, data, weights, CPU, {})
+    assert float(without.classifier.tau) == pytest.approx(0.3)

@@ -133,7 +133,7 @@ def pixel_gradient(
         # Straight-through: rounding has no gradient of its own.
         stored = to_pixels(to_uint8(image.detach())).to(image.dtype)
         z, _ = classifier.encode_with_log_det(stored + (image - image.detach()))
-        return equations.log_posterior(z, classifier.mu)
+        return equations.log_posterior(z, classifier.mu, classifier.tau)
 
     def approach(moved: Tensor, start: Tensor, step_size: Tensor) -> Tensor:
         return (start + proximal_step(moved - start, step_size * weight, norm)).clamp(0, 1)
@@ -178,7 +178,8 @@ def latent_gradient(
     """
 
     def posterior(image: Images) -> Float[Tensor, "batch classes"]:
-        return equations.log_posterior(classifier.encode_with_log_det(image)[0], classifier.mu)
+        z, _ = classifier.encode_with_log_det(image)
+        return equations.log_posterior(z, classifier.mu, classifier.tau)
 
     def solve(pairs: _Pairs) -> _Result:
         settings = (confidence, steps, learning_rate)
@@ -265,7 +266,7 @@ def _for_every_pair(
     with exact_convolutions(), torch.inference_mode(mode=False), torch.no_grad():
         x = x.clone()
         z = torch.cat([classifier.encode_with_log_det(part)[0] for part in x.split(BATCH_SIZE)])
-        p = equations.log_posterior(z, classifier.mu).argmax(1)
+        p = equations.predicted_class(z, classifier.mu)
         q = resolve_targets(target, p, len(classifier.mu))
         results = []
         for part in torch.arange(q.numel(), device=x.device).split(BATCH_SIZE):

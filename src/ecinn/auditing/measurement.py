@@ -152,7 +152,7 @@ def _predict(
     for batch in images.split(BATCH_SIZE):
         z, log_det = model.encode_with_log_det(to_pixels(batch.to(model.device)))
         log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
-        posterior = equations.log_posterior(z, mu).exp()
+        posterior = equations.log_posterior(z, mu, model.tau).exp()
         flags = model.ood.flags(z, z - model.mu_bar[posterior.argmax(1)], log_p)
         batches.append((z, posterior, log_p, ~flags.any(1)))
         done += len(batch)

@@ -133,15 +133,13 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
         "parameters": sum(weights.numel() for weights in checkpoint.classifier.parameters()),
         "mebibytes": size_in_bytes / 2**20,
         "augmentation": _augmentation(recipe.augmentation),
+        "tau": float(checkpoint.classifier.tau),
         "teacher_percent": 100 * recipe.distillation_weight,
     }
     rows = {name: text.format(**values) for name, text in TEXTS["settings"].items()}
     if recipe.finetuning:
         rows["epochs"] += f", then {recipe.finetuning.epochs}"
         rows["learning rate"] += f", then {recipe.finetuning.learning_rate:g}"
-    if recipe.refit_label_smoothing is not None:
-        refit = f"; {recipe.refit_label_smoothing:g} while the class means are refitted"
-        rows["label smoothing"] += refit
     for field, (name, text) in TEXTS["optional_settings"].items():
         if getattr(recipe, field):
             rows[name] = text.format(**values)
@@ -160,17 +158,7 @@ def _augmentation(settings: Augmentation) -> str:
 
 
 def _training(record: Mapping[str, Any]) -> list[str]:
-    """Describe one stage or two, or a mixture of two models."""
-    if "mixed" in record:
-        share = 100 * record["mixed"]["share"]
-        return [
-            "Its weights are a weighted mean of two models' weights, without further training.",
-            *(
-                f"{part:g} % {which} model: {sentence}"
-                for which, part in {"first": 100 - share, "second": share}.items()
-                for sentence in _training(record.get(which, {}))
-            ),
-        ]
+    """Describe one stage or two."""
     sentences = []
     for title, stage in _stages(record):
         if "init_from" in stage:
@@ -185,9 +173,7 @@ def _stages(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     first = record.get("first_stage")
     if first is None:
         return [("One stage", record)]
-    # The second model of a mixture may name its first stage instead of recording it.
-    recorded = [("First stage", first)] if isinstance(first, Mapping) else []
-    return [*recorded, ("Fine-tuning on counterfactuals", record)]
+    return [("First stage", first), ("Fine-tuning for counterfactuals", record)]
 
 
 def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
@@ -211,26 +197,14 @@ def _counted_failures(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
-    recipe, record, quoted = checkpoint.recipe, checkpoint.training, shlex.quote(model)
+    recipe, quoted = checkpoint.recipe, shlex.quote(model)
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain IMAGE --model {quoted}", f"ecinn evaluate {quoted}{option}"]
     current = RECIPES.get(recipe.name)
     if current is None:
         sentences.append("This version has no recipe of that name and cannot train it again.")
     else:
-        options = ""
-        if recipe.distillation_weight:
-            code.append(f"ecinn teacher --out TEACHER{option}")
-            options = " --teacher TEACHER"
-        starts = [stage["init_from"] for _, stage in _stages(record) if "init_from" in stage]
-        for start in starts[:1]:
-            first, begin = TEXTS["init_from"].get(start), ""
-            if first:
-                code.append(f"ecinn train {first} --out FIRST{option}")
-                begin = f" --init-from FIRST{options}"
-            code.append(f"ecinn train {start} --out START{begin}{option}")
-            options = f" --init-from START{options}"
-        options += "".join(
+        options = "".join(
             f" --{name.replace('_', '-')} {value:g}"
             for name in ("epochs", "learning_rate", "batch_size", "beta", "distillation_weight")
             if (value := getattr(recipe, name)) != getattr(current, name)
@@ -239,9 +213,6 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
         code.append(f"ecinn train {recipe.name} --out DIR{options}{option}")
         if changed := [n for n in vars(current) if getattr(current, n) != getattr(recipe, n)]:
             sentences.append(f"This version would train it with another {', '.join(changed)}.")
-    if "mixed" in record:
-        code.append(f"ecinn mix DIR OTHER --share {record['mixed']['share']} --out FILE")
-        sentences.append("OTHER was fine-tuned from DIR (`ecinn train --refine-from DIR`).")
     return Section("Loading, evaluating and training it", tuple(sentences), tuple(code))
 
 

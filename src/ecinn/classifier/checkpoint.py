@@ -93,7 +93,9 @@ def model_name(name_or_path: str | Path) -> str:
 def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
     recipe: Recipe = rebuild(Recipe, about["recipe"])
     classifier = GenerativeClassifier(recipe.architecture)
-    classifier.load_state_dict(unpack(below(tensors, "classifier")))
+    # Models of format 1 have no temperature.
+    weights = {"tau": classifier.tau} | unpack(below(tensors, "classifier"))
+    classifier.load_state_dict(weights)
     if tensors["mu_bar"].shape != classifier.mu.shape:
         raise ValueError("mu_bar and mu differ in shape")
     limits = about.get("typical_limits", {})

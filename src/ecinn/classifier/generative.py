@@ -25,6 +25,8 @@ class GenerativeClassifier(nn.Module):
         self.architecture = architecture
         self.inn = build_inn(architecture)
         self.mu = nn.Parameter(_spread_means(architecture))
+        self.tau = nn.Buffer(torch.ones(()))
+        """Inverse temperature of the posterior; densities and samples do not depend on it."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -55,8 +57,8 @@ class GenerativeClassifier(nn.Module):
         return equations.log_likelihood(z, log_det, self.mu)
 
     def log_posterior(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Eq. 2: log p(y|x)."""
-        return equations.log_posterior(self.encode(x), self.mu)
+        """Eq. 2 with temperature: log p(y|x)."""
+        return equations.log_posterior(self.encode(x), self.mu, self.tau)
 
     def log_marginal(self, x: Images) -> LogDet:
         """log p(x)."""
@@ -64,7 +66,7 @@ class GenerativeClassifier(nn.Module):
 
     def predict(self, x: Images) -> Labels:
         """C(x), the class of the nearest mean μ_y."""
-        return self.log_posterior(x).argmax(1)
+        return equations.predicted_class(self.encode(x), self.mu)
 
     def sample(
         self, label: Labels, generator: torch.Generator, temperature: float = 1.0

@@ -58,7 +58,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     if metadata.get("format") not in ("ecinn-1", FORMAT):
         raise InputError(f"{path} was not written by ecinn (format {FORMAT} is expected)")
     about = json.loads(metadata["about"])
-    return tensors, about if metadata["format"] == FORMAT else _renamed(about)
+    return tensors, about if metadata["format"] == FORMAT else _format_1(about)
 
 
 def load_tensors(
@@ -110,6 +110,15 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def shipped_names(folder: Path) -> list[str]:
     """Return the names of the files that ship in a folder."""
     return sorted(path.stem for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _format_1(about: Any) -> Any:  # noqa: ANN401
+    """Describe a model of format 1 in today's terms: its class means are not tied."""
+    about = _renamed(about)
+    if isinstance(about, dict) and "recipe" in about:
+        about["recipe"].pop("refit_label_smoothing", None)
+        about["recipe"] |= {"tied": False, "finetuning": None}
+    return about
 
 
 def _renamed(value: Any) -> Any:  # noqa: ANN401

@@ -14,7 +14,7 @@ from ecinn.errors import EcinnError, InterruptedRunError
 
 PANELS = {
     "Commands": ("explain", "models", "train", "evaluate", "audit", "serve"),
-    "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta", "mix"),
+    "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
 }
 """Commands in the order and under the headings of `ecinn --help`."""
 

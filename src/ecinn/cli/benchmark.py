@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
@@ -26,7 +27,10 @@ JudgesName = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of random images and targets.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
-Images = Annotated[int, typer.Option("--n", help="Number of random test images.")]
+Images = Annotated[int, typer.Option("--n", help="Number of random images.")]
+SplitOption = Annotated[
+    SplitName, typer.Option("--split", help="Images to measure on; choices use validation.")
+]
 RESULTS = Path("results")
 
 
@@ -97,6 +101,7 @@ def counterfactuals_benchmark(
     methods: Annotated[
         str | None, typer.Option(help="Names separated by commas; default: all.")
     ] = None,
+    split: SplitOption = SplitName.TEST,
     n: Images = 500,
     seed: Seed = 0,
     judges: JudgesName = None,
@@ -120,9 +125,9 @@ def counterfactuals_benchmark(
     side_by_side.require_known(asked, tuple(side_by_side.METHODS))
     explainer = load(model, device)
     recipe = explainer.recipe
-    loaded_judges = find_judges(judges, recipe.dataset).to(explainer.device)
+    loaded_judges = find_judges(judges, recipe.dataset, split.value).to(explainer.device)
     record = provenance(line, explainer, loaded_judges)
-    stem = output_folder(out_dir) / f"counterfactuals-{recipe.name}"
+    stem = output_folder(out_dir) / f"counterfactuals-{recipe.name}{suffix(split)}"
     figure, images = (stem.with_name(f"{stem.name}{end}.png") for end in ("", "-images"))
     captions = {figure.name: "quality against cost", images.name: "images"}
 
@@ -144,10 +149,11 @@ def counterfactuals_benchmark(
     with bars() as observe:
         result = side_by_side.compare_methods(
             explainer,
-            recipe.load("test"),
+            recipe.load(split.value),
             loaded_judges,
             asked,
             lambda: recipe.load("train").first(candidates),
+            split=split.value,
             n=n,
             seed=seed,
             observe=observe,
@@ -163,6 +169,7 @@ def counterfactuals_benchmark(
 def consistency_benchmark(
     model: ModelName = "mnist",
     classes: Annotated[str, typer.Option(help="Two classes by number or name.")] = "0,1",
+    split: SplitOption = SplitName.TEST,
     n: Images = 100,
     seed: Seed = 0,
     celeba: CelebA = None,
@@ -178,10 +185,12 @@ def consistency_benchmark(
 
     explainer = load(model, device)
     pair = _two_classes(classes, explainer.class_names)
-    data = load_images(explainer.recipe.dataset, "test", celeba)
-    stem = output_folder(out_dir) / f"consistency-{explainer.name}"
+    data = load_images(explainer.recipe.dataset, split.value, celeba)
+    stem = output_folder(out_dir) / f"consistency-{explainer.name}{suffix(split)}"
     with bars() as observe:
-        result = measure_consistency(explainer, data, pair, n=n, seed=seed, observe=observe)
+        result = measure_consistency(
+            explainer, data, pair, split=split.value, n=n, seed=seed, observe=observe
+        )
     record = provenance(line, explainer)
     values = {"record": record, **vars(result)}
     tables = consistency_tables(result)
@@ -214,6 +223,11 @@ def command_line(name: str, options: Mapping[str, object]) -> str:
             path = isinstance(item, Path) and ("FILE" if item.is_file() else "DIR")
             words.append(f"--{flag} {path or item}")
     return " ".join(words)
+
+
+def suffix(split: SplitName) -> str:
+    """Return the end of a file's name: nothing for test images, which most results are of."""
+    return "" if split is SplitName.TEST else f"-{split.value}"
 
 
 def names_of(text: str) -> list[str]:

@@ -10,13 +10,16 @@ from ecinn.cli.app import Device, Json, err, plain
 from ecinn.cli.benchmark import (
     RESULTS,
     Images,
+    JudgesName,
     ModelName,
     Out,
     Seed,
+    SplitOption,
     benchmark,
     command_line,
     names_of,
     show,
+    suffix,
 )
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
@@ -118,6 +121,12 @@ def faces_benchmark(
             "to classify counterfactuals."
         ),
     ] = None,
+    judges: JudgesName = None,
+    split: SplitOption = SplitName.TEST,
+    hardest: Annotated[
+        Path | None,
+        typer.Option(help="celeba.json of an earlier run: draw the hardest faces of that run."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=20, help="Faces per picture.")] = 10,
     limit: Limit = None,
     seed: Seed = 0,
@@ -126,11 +135,17 @@ def faces_benchmark(
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Measure models of faces; draw random faces and the least likely counterfactuals."""
+    """Measure models of faces; draw random faces and the most difficult ones."""
     line = command_line("faces", locals())
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import faces
+    from ecinn.studies.benchmark.face_quality import (
+        REFERENCE,
+        REFERENCE_FACES,
+        JudgePanel,
+        find_face_judges,
+    )
     from ecinn.studies.benchmark.record import Results, provenance
 
     loaded = {name: load(name, device) for name in names_of(models)}
@@ -144,6 +159,8 @@ def faces_benchmark(
         if inception is None
         else {name: faces.read_inception(inception, model) for name, model in loaded.items()}
     )
+    loaded_judges = find_face_judges(judges, split.value, device)
+    same = {} if hardest is None else faces.read_hardest(hardest)
     for name, (_, network) in networks.items():
         if network is None:
             err.print(f"{plain(name)}: no .safetensors in --inception to classify counterfactuals")
@@ -152,34 +169,41 @@ def faces_benchmark(
     record: dict[str, Any] = {}
     captions: dict[str, str] = {}
     for name, model in loaded.items():
-        data = load_images(model.recipe.dataset, "test", celeba).first(limit)
+        dataset = model.recipe.dataset
+        data = load_images(dataset, split.value, celeba).first(limit)
+        reference = load_images(dataset, REFERENCE[split.value], celeba)
         error, network = networks.get(name, (None, None))
+        attribute = dataset.removeprefix("celeba/")
         with bars() as observe:
             measured[model.name], sheets = faces.measure_faces(
                 model,
                 data,
+                JudgePanel(attribute, loaded_judges, network, model.device),
+                reference.first(limit or REFERENCE_FACES),
                 n=n,
                 seed=seed,
                 inception_error=error,
-                inception=network,
+                hardest=same.get(model.name),
                 observe=observe,
             )
         record[model.name] = provenance(line, model)
         for kind, sheet in sheets.items():
-            file = f"{model.name}-{kind}.webp"
+            file = f"{model.name}{suffix(split)}-{kind}.webp"
             captions[file] = f"{model.name}: {faces.SHEETS[kind]}"
             atomic_write(folder / file, webp_bytes(sheet))
-        values = {"record": record, "results": measured}
-        tables = faces.face_tables(measured)
+        values = {"record": record, "judges": loaded_judges.record, "results": measured}
+        tables = faces.face_tables(measured, split.value)
         results = Results("Faces", tables, values, [*record.values()], captions)
-        paths = results.write(folder / "celeba")  # an interrupted run keeps its results
+        paths = results.write(
+            folder / f"celeba{suffix(split)}"
+        )  # an interrupted run keeps its results
     show(results, paths, json_output=json_output)
 
 
 @benchmark.command("rounding")
 def rounding_benchmark(
     model: Annotated[list[str], typer.Option(help="Name or path of a model; repeatable.")],
-    split: Annotated[SplitName, typer.Option(help="Images to measure on.")] = SplitName.TEST,
+    split: SplitOption = SplitName.TEST,
     draws: Annotated[int, typer.Option(min=2, help="Number of further rounding errors.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the errors.")] = 0,
     unrounded: Annotated[
@@ -205,7 +229,7 @@ def rounding_benchmark(
         loaded[rounded.name] = rounded
     files = {file: load(file, device) for file in unrounded or []}
     before = rounding.match_unrounded(files, loaded)
-    stem = output_folder(out_dir) / f"rounding-{split.value}".removesuffix("-test")
+    stem = output_folder(out_dir) / f"rounding{suffix(split)}"
     measured: dict[str, rounding.RoundingCost] = {}
     record: dict[str, Any] = {}
     for label, rounded in loaded.items():

@@ -1,15 +1,25 @@
-"""`ecinn evaluate`: measure a model on its test images."""
+"""`ecinn evaluate`: measure a model on images it was not trained on."""
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, print_json
+from ecinn.cli.app import Device, Json, app, out, plain, print_json
 from ecinn.cli.progress import CelebA
+from ecinn.errors import InputError
+from ecinn.files import atomic_write
 
-SHARES = ("error", "reached_q", "reached_q_corrected", "tipping_third_class", "typical")
+if TYPE_CHECKING:
+    from ecinn.data.dataset import Dataset
+    from ecinn.model import Model
+
+SHARES = (
+    "error", "calibration_error", "calibration_error_by_chance", "reached_q",
+    "reached_q_corrected", "tipping_third_class", "typical",
+)  # fmt: skip
 """Metrics to print in per cent."""
 
 
@@ -27,11 +37,14 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
     split: Annotated[SplitName, typer.Option(help="The images to use.")] = SplitName.TEST,
+    reliability: Annotated[
+        Path | None, typer.Option(help="Draw accuracy against confidence into this PNG file.")
+    ] = None,
     celeba: CelebA = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Measure a model on its test images: error, bits/dim, reached targets, exact inverse."""
+    """Measure a model: error, calibration, bits/dim, reached targets, exact inverse."""
     import dataclasses
 
     from ecinn.cli.progress import bars, load_images
@@ -39,14 +52,47 @@ def evaluate(
     from ecinn.model import load
     from ecinn.training.evaluation import evaluate as evaluate_model
 
+    if reliability is not None and reliability.suffix.lower() != ".png":
+        raise InputError(f"--reliability must name a .png file, not {reliability}")
     loaded = load(model, resolve_device(device))
     data = load_images(loaded.checkpoint.recipe.dataset, split.value, celeba).first(limit)
+    if reliability is not None:
+        atomic_write(reliability, reliability_png(loaded, data, split.value, seed))
     with bars() as observe:
         metrics = dataclasses.asdict(evaluate_model(loaded, data, seed=seed, observe=observe))
+    metrics["split"] = split.value
     if json_output:
         print_json(metrics)
-    else:
-        print_evaluation(metrics)
+        return
+    print_evaluation(metrics)
+    if reliability is not None:
+        out.print(f"wrote {plain(str(reliability))}")
+
+
+def reliability_png(model: "Model", data: "Dataset", split: str, seed: int) -> bytes:
+    """Draw the accuracy of a model's predictions against their confidence."""
+    import torch
+
+    from ecinn.drawing.reliability import ReliabilityPoint, reliability_plot
+    from ecinn.metrics import calibration
+
+    posterior = torch.cat([model.predict(part).cpu() for part in data.images.split(500)])
+    confidence, predicted = posterior.max(1)
+    correct = predicted == data.labels
+    points = [
+        ReliabilityPoint(*bin.edges, bin.confidence, rate.mean, rate.low, rate.high, rate.n)
+        for bin in calibration.reliability_curve(confidence, correct)
+        for rate in [bin.accuracy]
+    ]
+    error = calibration.calibration_error(confidence, correct)
+    chance = calibration.calibration_error_by_chance(
+        confidence, generator=torch.Generator().manual_seed(seed)
+    )
+    note = (
+        f"expected calibration error {100 * error:.2f} % "
+        f"(perfectly calibrated: {100 * chance.mean:.2f} %)"
+    )
+    return reliability_plot(points, f"{model.name}, {len(data):,} {split} images", note)
 
 
 def print_evaluation(metrics: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ecinn.progress import Observer
 
 FACES = "celeba/Smiling"
-"""Dataset of the teacher; the attribute does not matter, because it learns all of them."""
+"""Dataset of teacher and judges; the attribute does not matter: they learn all of them."""
 SHOWN = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
 """The attributes of the paper."""
 
@@ -28,47 +28,56 @@ Limit = Annotated[
 
 @app.command()
 def teacher(
+    dataset: Annotated[str, typer.Argument(help="mnist, fakemnist or celeba.")],
     out_file: OutFile,
-    members: Annotated[int, typer.Option(min=1, help="Number of networks.")] = 2,
-    epochs: Epochs = 40,
+    members: Annotated[int | None, typer.Option(min=1, help="Number of networks.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Seed = 0,
     limit: Limit = None,
     celeba: CelebA = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Train networks that predict all forty attributes of CelebA; minutes on a GPU."""
+    """Train networks that predict classes, or CelebA's attributes, for distillation."""
+    import dataclasses
+
     from ecinn.cli.progress import load_images
     from ecinn.data.celeba import ATTRIBUTES
-    from ecinn.training.teacher import TeacherSettings, train_teacher
+    from ecinn.training.teacher import default_settings, train_teacher
 
     _require_file(out_file, "teacher.safetensors")
-    settings = TeacherSettings(members=members, epochs=epochs, seed=seed)
-    data = load_images(FACES, "train", celeba).first(limit)
-    validation = load_images(FACES, "validation", celeba).first(limit)
+    name = FACES if dataset == "celeba" else dataset
+    data = load_images(name, "train", celeba).first(limit)
+    held_out = load_images(name, "validation", celeba).first(limit)
+    settings = default_settings(data)
+    settings = dataclasses.replace(
+        settings,
+        members=members or settings.members,
+        epochs=epochs or settings.epochs,
+        seed=seed,
+    )
     result = _train(
         out_file,
-        lambda observe: train_teacher(data, validation, settings, device=device, observe=observe),
+        lambda observe: train_teacher(data, held_out, settings, device=device, observe=observe),
     )
+    outputs = ("classes",) if data.attributes is None else ATTRIBUTES
     errors = {
-        name: dict(zip(ATTRIBUTES, rates, strict=True))
-        for name, rates in result.record["errors"].items()
+        kind: dict(zip(outputs, rates, strict=True))
+        for kind, rates in result.record["errors"].items()
     }
-    rows = [(name, errors["ensemble"][name], errors["single"][name]) for name in SHOWN]
-    means = [sum(errors[name].values()) / len(ATTRIBUTES) for name in ("ensemble", "single")]
-    rows.append((f"mean of {len(ATTRIBUTES)}", means[0], means[1]))
-    lines = [f"errors on {len(validation):,} validation images (of a single network):"]
-    lines += [f"  {name:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for name, all_, one in rows]
-    command = f"teacher --out FILE --members {members} --epochs {epochs} --seed {seed}"
-    _report(
-        out_file,
-        command,
-        limit,
-        result.settings,
-        {**result.record, "errors": errors},
-        lines,
-        json_output,
+    shown = outputs if data.attributes is None else SHOWN
+    rows = [(output, errors["ensemble"][output], errors["single"][output]) for output in shown]
+    if data.attributes is not None:
+        means = [sum(errors[kind].values()) / len(outputs) for kind in ("ensemble", "single")]
+        rows.append((f"mean of {len(outputs)}", means[0], means[1]))
+    lines = [f"errors on {len(held_out):,} validation images (of a single network):"]
+    lines += [f"  {row:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for row, all_, one in rows]
+    command = (
+        f"teacher {dataset} --out FILE --members {settings.members} "
+        f"--epochs {settings.epochs} --seed {seed}"
     )
+    record = {**result.record, "errors": errors}
+    _report(out_file, command, limit, result.settings, record, lines, json_output)
 
 
 @app.command()
@@ -116,38 +125,66 @@ def inception(
 
 @app.command()
 def judges(
-    dataset: Annotated[str, typer.Argument(help="Like mnist or fakemnist.")],
+    dataset: Annotated[str, typer.Argument(help="mnist, fakemnist or celeba.")],
     out_file: OutFile,
     seed: Annotated[int, typer.Option(help="Use another one than for the models.")] = 100,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first training images.")
     ] = None,
+    celeba: CelebA = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Train judges of counterfactuals: two oracles, a feature network and autoencoders."""
+    """Train judges of counterfactuals: two networks, for digits also features and autoencoders."""
     from rich.table import Table
-
-    from ecinn.cli.progress import load_images
-    from ecinn.studies.judges import train_judges
 
     if out_file.is_dir():
         raise InputError(f"{out_file} is a folder: --out must name a file")
-    data, test = load_images(dataset, "train").first(limit), load_images(dataset, "test")
-    record = _train(
-        out_file,
-        lambda observe: train_judges(data, test, seed=seed, device=device, observe=observe),
-    ).record
+    faces = dataset == "celeba"
+    train = _face_judges(celeba, seed, limit) if faces else _digit_judges(dataset, seed, limit)
+    record = _train(out_file, lambda observe: train(device=device, observe=observe)).record
     if json_output:
         print_json({"file": str(out_file), **record})
         return
     table = Table("judge", "on test images", box=None)
-    for name, accuracy in record["accuracy"].items():
-        table.add_row(name, f"{100 * accuracy:.2f} % correct")
-    for name, error in record["reconstruction_error"].items():
-        table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
+    if faces:
+        for family, errors in record["errors"]["test"].items():
+            for name in SHOWN:
+                table.add_row(f"{family}, {name}", f"{100 * (1 - errors[name]):.2f} % correct")
+    else:
+        for name, accuracy in record["accuracy"].items():
+            table.add_row(name, f"{100 * accuracy:.2f} % correct")
+        for name, error in record["reconstruction_error"].items():
+            table.add_row(f"autoencoder {name}", f"squared error {error:.5f} per pixel")
     out.print(table)
     out.print(f"wrote {plain(str(out_file))}")
+
+
+def _digit_judges(dataset: str, seed: int, limit: int | None) -> "Callable[..., Any]":
+    """Load the images, and return the training of their judges."""
+    from functools import partial
+
+    from ecinn.cli.progress import load_images
+    from ecinn.studies.judges import train_judges
+
+    data, test = load_images(dataset, "train").first(limit), load_images(dataset, "test")
+    return partial(train_judges, data, test, seed=seed)
+
+
+def _face_judges(celeba: Path | None, seed: int, limit: int | None) -> "Callable[..., Any]":
+    """Load all splits of the faces, and return the training of their judges."""
+    from dataclasses import replace
+    from functools import partial
+
+    from ecinn.cli.progress import load_images
+    from ecinn.studies.face_judges import FaceJudgeSettings, train_face_judges
+
+    data = load_images(FACES, "train", celeba).first(limit)
+    validation, test = load_images(FACES, "validation", celeba), load_images(FACES, "test", celeba)
+    held_out = {"validation": validation, "test": test}
+    settings = FaceJudgeSettings()
+    settings = replace(settings, training=replace(settings.training, seed=seed))
+    return partial(train_face_judges, data, held_out, settings)
 
 
 def _require_file(out_file: Path, example: str) -> None:

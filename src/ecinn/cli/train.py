@@ -1,4 +1,4 @@
-"""`ecinn train` and `ecinn mix`: train a model, or average the weights of two."""
+"""`ecinn train`: train a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,23 +37,18 @@ def train(
         float | None, typer.Option(min=0.0, help="Weight of classification against likelihood.")
     ] = None,
     finetune_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs of the second stage; 0 skips it.")
+        int | None, typer.Option(min=0, help="Epochs of fine-tuning; 0 skips it.")
     ] = None,
     finetune_learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Learning rate of the second stage.")
-    ] = None,
-    proximity: Annotated[
-        float | None, typer.Option(min=0.0, help="Second stage: weight of small changes.")
+        float | None, typer.Option(min=0.0, help="Learning rate of fine-tuning.")
     ] = None,
     faithfulness: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Second stage: weight of reaching the requested confidence."),
-    ] = None,
-    realism: Annotated[
-        float | None, typer.Option(min=0.0, help="Second stage: weight of the critic.")
+        typer.Option(min=0.0, help="Fine-tuning: weight of reaching the requested confidence."),
     ] = None,
     teacher: Annotated[
-        Path | None, typer.Option(help="Teacher for distillation, from `ecinn teacher`.")
+        Path | None,
+        typer.Option(help="Teacher, from `ecinn teacher`; trained first if needed and not given."),
     ] = None,
     distillation_weight: Annotated[
         float | None,
@@ -88,9 +83,7 @@ def train(
     changes = {
         "epochs": finetune_epochs,
         "learning_rate": finetune_learning_rate,
-        "proximity": proximity,
         "faithfulness": faithfulness,
-        "realism": realism,
     }
     if settings.finetuning is not None:
         finetuning = _replace(settings.finetuning, **changes)
@@ -98,15 +91,17 @@ def train(
             settings, finetuning=finetuning if finetuning.epochs else None
         )
     elif any(value is not None for value in changes.values()):
-        raise InputError(f"{recipe} has no second stage: leave its options out")
+        raise InputError(f"{recipe} has no fine-tuning: leave its options out")
     output_folder(out_dir)
     data = load_images(settings.dataset, "train", celeba).first(limit)
+    held_out = load_images(settings.dataset, "validation", celeba).first(limit)
     test = load_images(settings.dataset, "test", celeba).first(limit)
     with _observers(out_dir, tensorboard=tensorboard) as observe:
         checkpoint = train_model(
             settings,
             data,
             out_dir,
+            held_out=held_out,
             test=test,
             device=device,
             resume=resume,
@@ -130,39 +125,6 @@ def train(
     }
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
-    print_evaluation(checkpoint.metrics)
-
-
-@app.command("mix")
-def mix_models(
-    first: Annotated[str, typer.Argument(help="A model's name or path.")],
-    second: Annotated[str, typer.Argument(help="Another model, fine-tuned from the same one.")],
-    out_file: Annotated[Path, typer.Option("--out", help="File for the average.")],
-    share: Annotated[float, typer.Option(help="Share of the second model, from 0 to 1.")] = 0.5,
-    celeba: CelebA = None,
-    device: Device = "auto",
-) -> None:
-    """Average the weights of two models without training; takes minutes on a CPU."""
-    from ecinn.classifier.checkpoint import load_checkpoint, save_checkpoint
-    from ecinn.cli.evaluate import print_evaluation
-    from ecinn.cli.progress import bars, load_images
-    from ecinn.files import output_folder
-    from ecinn.flow.device import resolve_device
-    from ecinn.training.calibration import mix
-    from ecinn.training.evaluation import with_metrics
-
-    if out_file.is_dir():
-        raise InputError(f"{out_file} is a folder: --out must name a file")
-    output_folder(out_file.parent)
-    target = resolve_device(device)
-    models = [load_checkpoint(name) for name in (first, second)]
-    dataset = models[0].recipe.dataset
-    data, test = (load_images(dataset, split, celeba) for split in ("train", "test"))
-    checkpoint = mix(models[0], models[1], share, data, target)
-    with bars() as observe:
-        checkpoint = with_metrics(checkpoint, test, target, observe)
-    save_checkpoint(checkpoint, out_file)
-    out.print(f"wrote {plain(str(out_file))}")
     print_evaluation(checkpoint.metrics)
 
 

@@ -4,7 +4,7 @@ import difflib
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -84,6 +84,24 @@ def load_celeba(
         labels=files.attributes[rows, column].long(),
         class_names=names,
         attributes=files.attributes[rows],
+        attribute=column,
+    )
+
+
+def relabelled(data: Dataset, name: str) -> Dataset:
+    """Return the same faces with the labels of the dataset celeba/ATTRIBUTE.
+
+    Other datasets, which have one set of labels, are returned as they are.
+    """
+    attribute = name.removeprefix("celeba/")
+    table = data.attributes
+    if table is None or table.shape[1] != len(ATTRIBUTES) or attribute not in ATTRIBUTES:
+        return data
+    column = ATTRIBUTES.index(attribute)
+    return replace(
+        data,
+        labels=table[:, column].long(),
+        class_names=class_names(attribute),
         attribute=column,
     )
 

@@ -1,8 +1,17 @@
-"""MNIST, read from the four idx files that ship with the package or from a folder of them."""
+"""MNIST, read from the four idx files that ship with the package or from a folder of them.
+
+MNIST has 60,000 training digits and no validation split, so one is held out here: a random
+thirtieth, 2,000 digits, drawn once with a fixed seed. Models are chosen and calibrated on these
+2,000, trained on the other 58,000, and tested on MNIST's own 10,000 test digits.
+"""
 
 import gzip
+import lzma
 import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,16 +22,37 @@ from ecinn.errors import InputError
 from ecinn.files import ASSETS
 
 SHIPPED = ASSETS / "mnist"
-_PREFIX: dict[Split, str] = {"train": "train", "test": "t10k"}
+_HELD_OUT = 30
+"""One of so many training digits is held out."""
+_SEED = 2_000
+_READERS: Mapping[str, Callable[[bytes], bytes]] = {
+    ".xz": lzma.decompress,
+    ".gz": gzip.decompress,
+    "": bytes,
+}
+"""How a file is unpacked, by the end of its name; the package ships .xz."""
 
 
 def load_mnist(split: Split, folder: Path = SHIPPED) -> Dataset:
-    """Load the 60,000 training or the 10,000 test digits."""
-    if split not in _PREFIX:
-        raise InputError("MNIST has no validation images: use the train or the test split")
-    prefix = _PREFIX[split]
-    images = _read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", dimensions=3)
-    labels = _read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", dimensions=1)
+    """Load 58,000 training, 2,000 validation or 10,000 test digits, in the order of the files."""
+    return select_split(read_mnist("test" if split == "test" else "train", folder), split)
+
+
+def select_split(data: Dataset, split: Split) -> Dataset:
+    """Select a split from all 60,000 training digits; test digits stay as they are."""
+    if split == "test":
+        return data
+    shuffled = torch.randperm(len(data), generator=torch.Generator().manual_seed(_SEED))
+    held_out, kept = shuffled.tensor_split([len(data) // _HELD_OUT])
+    rows = (held_out if split == "validation" else kept).sort().values
+    return replace(data, images=data.images[rows], labels=data.labels[rows])
+
+
+def read_mnist(part: Literal["train", "test"], folder: Path = SHIPPED) -> Dataset:
+    """Read the 60,000 training or the 10,000 test digits as they were published."""
+    prefix = {"train": "train", "test": "t10k"}[part]
+    images = _read_idx(folder / f"{prefix}-images-idx3-ubyte", dimensions=3)
+    labels = _read_idx(folder / f"{prefix}-labels-idx1-ubyte", dimensions=1)
     if len(images) != len(labels):
         raise InputError(f"{folder}: {len(images)} images but {len(labels)} labels")
     return Dataset(
@@ -32,14 +62,16 @@ def load_mnist(split: Split, folder: Path = SHIPPED) -> Dataset:
     )
 
 
-def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+def _read_idx(stem: Path, dimensions: int) -> NDArray[np.uint8]:
     """Read the idx format: two zero bytes, type 8 (uint8), the rank, the sizes, the values."""
+    paths = {stem.with_name(stem.name + suffix): read for suffix, read in _READERS.items()}
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        raise InputError(f"{stem} is missing: put MNIST's four idx files there, plain, .gz or .xz")
     try:
-        data = gzip.decompress(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing: put MNIST's four idx.gz files there") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is not a readable gzip file ({error}): fetch it again") from None
+        data = paths[path](path.read_bytes())
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(f"{path} is not readable ({error}): fetch it again") from None
     header = 4 + 4 * dimensions
     if data[:4] != bytes([0, 0, 8, dimensions]) or len(data) < header:
         raise InputError(f"{path} is not an idx file of {dimensions} dimensions: fetch it again")

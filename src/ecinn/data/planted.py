@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int, Num
 from torch import Tensor
 
 from ecinn.data.dataset import Dataset, Split
-from ecinn.data.mnist import load_mnist
+from ecinn.data.mnist import read_mnist, select_split
 from ecinn.errors import InputError
 from ecinn.pixels import Labels, StoredImages
 
@@ -108,7 +108,8 @@ of the 10,000 test images. Here they are black in all, so that the region holds 
 
 
 def load_fake_mnist(split: Split) -> Dataset:
-    """Load FakeMNIST: MNIST in its order, with labels that are the same for everybody."""
-    mnist = load_mnist(split)
+    """Load FakeMNIST: MNIST's split in its order, with labels that are the same for everybody."""
+    mnist = read_mnist("test" if split == "test" else "train")
     seed = len(mnist)  # 60,000 training or 10,000 test images
-    return plant(mnist, FAKE_MNIST_CUE, torch.Generator().manual_seed(seed))
+    planted = plant(mnist, FAKE_MNIST_CUE, torch.Generator().manual_seed(seed))
+    return select_split(planted, split)

@@ -87,11 +87,13 @@ def heatmap_sheet(
         classes: names of p and q of every image.
         tile: side of a drawn image, in pixels.
     """
-    per_image = [counterfactuals, classes, *(column.maps for column in columns)]
-    per_image += [each for c in columns for each in (c.remarks, c.warnings) if each]
-    if any(len(given) != len(images) for given in per_image):
+    stacks = [counterfactuals, *(column.maps for column in columns)]
+    lists = [each for c in columns for each in (c.remarks, c.warnings) if each]
+    one_each = all(len(given) == len(images) for given in (*stacks, *lists, classes))
+    if not one_each or any(stack.shape[2:] != images.shape[2:] for stack in stacks):
         raise InputError(
-            "a sheet needs a counterfactual, classes, maps and remarks of every image"
+            "a sheet needs classes and remarks of every image, and a counterfactual and maps of "
+            "its height and width"
         )
     rows = []
     for row, (p, q) in enumerate(classes):

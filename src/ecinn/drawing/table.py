@@ -18,6 +18,19 @@ class Estimate(Protocol):
         """The value that tables show."""
 
 
+@runtime_checkable
+class IntervalEstimate(Estimate, Protocol):
+    """A mean with the ends of its interval."""
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A head, rows of the same length, notes below them, and a title unless it is empty."""
@@ -62,3 +75,14 @@ def number(figure: Estimate | float | None, digits: int = 2, factor: float = 1.0
 def percent(share: Estimate | float | None, digits: int = 2) -> str:
     """Format a share of one as a percentage without its sign."""
     return number(share, digits, 100.0)
+
+
+def percent_interval(share: IntervalEstimate, digits: int = 1) -> str:
+    """Format a share of one and the ends of its interval as percentages.
+
+    >>> from types import SimpleNamespace
+    >>> percent_interval(SimpleNamespace(mean=0.5, low=0.25, high=0.755))
+    '50.0 [25.0, 75.5]'
+    """
+    ends = ", ".join(percent(end, digits) for end in (share.low, share.high))
+    return f"{percent(share, digits)} [{ends}]"

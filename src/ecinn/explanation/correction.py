@@ -56,7 +56,7 @@ def correct_alpha(
     Every correction costs one decode and one encode, of these images only.
     """
     assert ends.stored_posterior is not None
-    mu, q = classifier.mu, line.q
+    mu, tau, q = classifier.mu, classifier.tau, line.q
     best = {
         "alpha": ends.alpha.clone(),
         "image": ends.image.clone(),
@@ -76,7 +76,7 @@ def correct_alpha(
         if confidence is None:
             tried = ends.alpha[missed] + OFFSETS[number]
         else:
-            step = newton_step(z, delta, mu, target, at[missed], obtained[missed], confidence)
+            step = newton_step(z, delta, mu, tau, target, at[missed], obtained[missed], confidence)
             tried = at[missed] + scale[missed] * step
         z_hat = equations.corrected_latent(z, tried, delta)
         image = classifier.decode(z_hat)
@@ -87,7 +87,7 @@ def correct_alpha(
         kept = better[missed]
         best["alpha"][better] = at[better]
         best["image"][better] = image[kept]
-        best["posterior"][better] = equations.log_posterior(z_hat[kept], mu).exp()
+        best["posterior"][better] = equations.log_posterior(z_hat[kept], mu, tau).exp()
         best["stored_posterior"][better] = obtained[better]
         # Far out an image may look less like q: go back to the best, and step the other way.
         q_loses = miss >= 1
@@ -120,6 +120,7 @@ def newton_step(
     z: Float[Tensor, "pairs dim"],
     delta: Float[Tensor, "pairs dim"],
     mu: Float[Tensor, "classes dim"],
+    tau: equations.Tau,
     q: Int[Tensor, " pairs"],
     alpha: Float[Tensor, " pairs"],
     obtained: Float[Tensor, "pairs classes"],
@@ -127,9 +128,9 @@ def newton_step(
 ) -> Float[Tensor, " pairs"]:
     """(logit c − logit p(q)) / (d logit p(q) / dα), the slope taken in latent space, clamped."""
     target = q[:, None]
-    logits = equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
+    logits = tau * equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
     others = logits.scatter(1, target, -math.inf).softmax(1)
-    rise = delta @ mu.T
+    rise = tau * (delta @ mu.T)
     slope = rise.gather(1, target).squeeze(1) - (others * rise).sum(1)
     p_q = obtained.gather(1, target).squeeze(1).clamp(1e-6, 1 - 1e-6)
     requested = math.log(confidence / (1 - confidence))

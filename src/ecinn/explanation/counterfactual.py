@@ -34,7 +34,7 @@ def class_means(
     total = torch.zeros_like(mu, dtype=torch.float64)
     count = torch.zeros(len(mu), dtype=torch.float64, device=mu.device)
     for z in latents:
-        predicted = equations.log_posterior(z, mu).argmax(1)
+        predicted = equations.predicted_class(z, mu)
         total.index_add_(0, predicted, z.double())
         count += torch.bincount(predicted, minlength=len(mu))
     if not count.all():
@@ -108,7 +108,7 @@ def counterfactual(
 ) -> Images:
     """Eq. 3 at α₁ and nothing else: x̂ = f⁻¹(f(x) + α₁Δ), in two network evaluations."""
     z, _ = classifier.encode_with_log_det(x)
-    p = equations.log_posterior(z, classifier.mu).argmax(1)
+    p = equations.predicted_class(z, classifier.mu)
     return classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
 
 
@@ -151,14 +151,15 @@ def explain(
         ood: flags images that are out of distribution.
     """
     confidence = _checked_confidence(confidence)
-    mu, classes, check = classifier.mu, len(classifier.mu), check or correct
+    mu, tau, check = classifier.mu, classifier.tau, check or correct
+    classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))
     z, log_det = classifier.encode_with_log_det(x)
-    predicted = equations.log_posterior(z, mu).argmax(1)
+    predicted = equations.predicted_class(z, mu)
     q = given_targets(target, predicted, classes)
     explained, skipped = _skip_predicted(q, predicted, names)
     x, z, log_det, q = (each[explained] for each in (x, z, log_det, q))
-    log_posterior = equations.log_posterior(z, mu)
+    log_posterior = equations.log_posterior(z, mu, tau)
     p = log_posterior.argmax(1)
 
     # Everything from here to the decode is closed form in latent space.
@@ -169,7 +170,7 @@ def explain(
     alpha_1 = equations.convincing_alpha(alpha_0)
     alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
     if confidence is not None:
-        alpha, reachable = equations.confident_alpha(z_line, delta, mu, q, confidence)
+        alpha, reachable = equations.confident_alpha(z_line, delta, mu, tau, q, confidence)
     steps = _steps(path, alpha)
     line = Line(z_line, delta, q)
     every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
@@ -298,7 +299,7 @@ def _decode(
     )
     decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
     x_hat = decoded[len(z) :]
-    posterior = equations.log_posterior(z_hat, classifier.mu).exp()
+    posterior = equations.log_posterior(z_hat, classifier.mu, classifier.tau).exp()
     stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if check else None
     image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
     return decoded[: len(z)], _Points(image, Reading(posterior, stored))

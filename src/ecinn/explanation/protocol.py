@@ -7,11 +7,15 @@ from torch import Tensor
 
 @runtime_checkable
 class InvertibleClassifier(Protocol):
-    """Three members are all that ECINN needs of a network."""
+    """Four members are all that ECINN needs of a network."""
 
     @property
     def mu(self) -> Tensor:
         """Class means in latent space, "classes dim"."""
+
+    @property
+    def tau(self) -> Tensor:
+        """Inverse temperature of the posterior, a scalar."""
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x), "batch dim", and log |det ∂z/∂x|, "batch"."""

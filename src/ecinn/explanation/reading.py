@@ -30,4 +30,4 @@ def stored_posterior(
 ) -> Float[Tensor, "batch classes"]:
     """p(y) of the 8-bit images that would be stored."""
     z, _ = classifier.encode_with_log_det(to_pixels(to_uint8(x_hat)).to(x_hat.dtype))
-    return equations.log_posterior(z, classifier.mu).exp()
+    return equations.log_posterior(z, classifier.mu, classifier.tau).exp()

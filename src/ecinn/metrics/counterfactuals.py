@@ -18,7 +18,7 @@ from ecinn.pixels import Images, Labels, StoredImages
 
 _EPSILON = 1e-5  # Van Looveren & Klaise, Interpretable Counterfactual Explanations
 _ROWS = 256
-"""Images that `diversity` compares with all others at a time."""
+"""Images that are compared with all others at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ def class_changed(read_as: Labels, p: Labels) -> Bool[Tensor, " batch"]:
 def oracle_agrees(scores: Float[Tensor, "batch classes"], q: Labels) -> Bool[Tensor, " batch"]:
     """argmax_y s_y(x̂) = q, for logits or posteriors s of an independent classifier."""
     return scores.argmax(1) == q
+
+
+def prefers_q(read_as: Labels, p: Labels, q: Labels) -> Bool[Tensor, " decided"]:
+    """C(x̂) = q, of the images that are read as p or q; half of them at a perfect tipping point."""
+    decided = (read_as == p) | (read_as == q)
+    return read_as[decided] == q[decided]
 
 
 def l1(original: StoredImages, counterfactual: StoredImages) -> PerImage:
@@ -111,6 +117,33 @@ def frechet_distance(
     shared = torch.linalg.svdvals(root_a @ root_b.T).sum()
     spread = root_a.square().sum() + root_b.square().sum() - 2 * shared
     return float((mean_a - mean_b).square().sum() + spread.clamp(min=0))
+
+
+def in_manifold(
+    features: Float[Tensor, "n features"], real: Float[Tensor, "m features"], k: int = 3
+) -> Bool[Tensor, " n"]:
+    """Whether ‖f − r‖ ≤ NNₖ(r) for any real r, with NNₖ(r) the distance to its kth neighbour.
+
+    The share of true values is the precision of Kynkäänniemi et al. (2019): images that lie
+    within the manifold that balls around the real images' features form.
+    """
+    if not 0 < k < len(real):
+        raise InputError(f"k = {k} neighbours need more than {k} real images, not {len(real)}")
+    features, real = features.double(), real.double()
+    # Exact differences: by inner products, an image would be at a distance from itself.
+    exact = "donot_use_mm_for_euclid_dist"
+    radius = torch.cat(
+        [
+            # The nearest is the image itself.
+            torch.cdist(rows, real, compute_mode=exact).kthvalue(k + 1, dim=1).values
+            for rows in real.split(_ROWS)
+        ]
+    )
+    inside = [
+        (torch.cdist(rows, real, compute_mode=exact) <= radius).any(1)
+        for rows in features.split(_ROWS)
+    ]
+    return torch.cat(inside)
 
 
 def label_variation_score(

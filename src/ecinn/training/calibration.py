@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
@@ -35,19 +35,28 @@ def calibrate(
     weights: Mapping[str, Tensor],
     device: torch.device,
     training: Mapping[str, object],
+    held_out: Dataset | None = None,
 ) -> Checkpoint:
-    """Fit μ, μ̄ and the OOD detector to clean training images and the weights as stored."""
+    """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
+
+    Tied class means become μ̄, and their temperature is fitted on held-out images, if there are.
+    """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
     z, log_det = _encode(classifier, data.images, device)
-    if recipe.refit_label_smoothing is not None:
-        classifier.mu.copy_(refit_means(z, data.labels.to(device), classifier.mu, recipe))
-    log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
+    if recipe.tied:
+        classifier.mu.copy_(label_means(z, data.labels.to(device), len(classifier.mu)))
     mu_bar = class_means(z.split(500), classifier.mu)
+    if recipe.tied:
+        classifier.mu.copy_(mu_bar)
+        if held_out is not None:
+            z_held_out, _ = _encode(classifier, held_out.images, device)
+            classifier.tau.fill_(fit_tau(z_held_out, held_out.labels.to(device), classifier.mu))
+    log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
     texture = pose = None
     frequency = latent_frequencies(recipe.architecture)
     if frequency is not None:
-        predicted = equations.log_posterior(z, classifier.mu).argmax(1)
+        predicted = equations.predicted_class(z, classifier.mu)
         frequency = frequency.to(device)
         # In parts, because intermediate results of all latents may not fit into memory.
         parts = zip(z.split(500), predicted.split(500), strict=True)
@@ -79,55 +88,31 @@ def _encode(
     return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
 
 
-def refit_means(
-    z: Float[Tensor, "batch dim"],
-    labels: Labels,
-    mu: Float[Tensor, "classes dim"],
-    recipe: Recipe,
+def label_means(
+    z: Float[Tensor, "batch dim"], labels: Labels, classes: int
 ) -> Float[Tensor, "classes dim"]:
-    """Return the class means that minimise the training loss on these latents.
+    """Return the mean latent of every class; zero for a class without images."""
+    member = F.one_hot(labels, classes).to(z.dtype)
+    return member.T @ z / member.sum(0)[:, None].clamp(min=1)
 
-    Latents of clean images lie closer together than those of the noisy training images.
+
+def fit_tau(
+    z: Float[Tensor, "batch dim"], labels: Labels, mu: Float[Tensor, "classes dim"]
+) -> Float[Tensor, ""]:
+    """Return the inverse temperature τ that minimises the cross-entropy on held-out images.
+
+    Targets are smoothed by 1/(n + 2), as in Platt scaling: n correct predictions do not justify
+    certainty. The cross-entropy is convex in τ, so its slope is zero at one place.
     """
-    assert recipe.refit_label_smoothing is not None
-    smoothing = recipe.refit_label_smoothing
-    fitted = mu.detach().clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
-    no_jacobian = z.new_zeros(len(z))
+    logits = equations.linear_logits(z, mu).double()
+    logits = logits - logits.mean(1, keepdim=True)
+    own = logits.gather(1, labels[:, None])[:, 0]
+    # Labels that are uniform with probability s: the logits of a row have mean zero.
+    expected = (1 - len(mu) / (len(mu) - 1) / (len(z) + 2)) * own
 
-    @torch.enable_grad()
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        log_p = equations.log_marginal(equations.log_likelihood(z, no_jacobian, fitted))
-        log_posterior = equations.log_posterior(z, fitted)
-        cross_entropy = equations.smoothed_cross_entropy(log_posterior, labels, smoothing)
-        nll = -log_p.mean() / z.shape[1]
-        value = equations.information_bottleneck_loss(nll, cross_entropy, recipe.beta)
-        value.backward()
-        return value
+    def too_low(log_tau: Tensor) -> Tensor:
+        posterior = (log_tau.exp() * logits).softmax(1)
+        return ((posterior * logits).sum(1) - expected).mean() < 0
 
-    optimiser.step(loss)
-    return fitted.detach()
-
-
-def mix(
-    first: Checkpoint, second: Checkpoint, share: float, data: Dataset, device: torch.device
-) -> Checkpoint:
-    """Return the calibrated model with weights (1 − share)·first + share·second.
-
-    This trades off, for example, proximity against realism without training. It works for models
-    that were fine-tuned from the same weights; the average of unrelated models is useless.
-    """
-    if not 0 <= share <= 1:
-        raise InputError(f"the share of the second model must be between 0 and 1, not {share}")
-    if first.recipe.architecture != second.recipe.architecture:
-        raise InputError("cannot mix models with different architectures")
-    if first.recipe.dataset != second.recipe.dataset:
-        raise InputError("cannot mix models of different datasets")
-    other = second.classifier.state_dict()
-    weights = {
-        name: torch.lerp(value, other[name], share) if value.is_floating_point() else value
-        for name, value in first.classifier.state_dict().items()
-    }
-    record = {"mixed": {"share": share}, "first": first.training, "second": second.training}
-    return calibrate(first.recipe, data, weights, device, record)
+    low, high = (torch.full_like(own[0], limit) for limit in (-20.0, 20.0))
+    return equations.bisect(too_low, low, high).exp().to(z.dtype)

@@ -11,6 +11,7 @@ from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.data.dataset import Dataset
 from ecinn.flow.precision import exact_convolutions
+from ecinn.metrics.calibration import calibration_error, calibration_error_by_chance
 from ecinn.model import Model
 from ecinn.pixels import dequantise, to_pixels
 from ecinn.progress import Observer, counter, ignore
@@ -24,6 +25,10 @@ class Evaluation:
     n: int
     error: float
     """Share of images whose predicted class is not their label."""
+    calibration_error: float
+    """Expected calibration error: mean distance of confidence and accuracy in 15 bins."""
+    calibration_error_by_chance: float
+    """The same of a perfectly calibrated model with these confidences: what noise adds."""
     bits_per_dim: float
     """−log₂ p of the 8-bit image per dimension, with one draw of uniform dequantisation noise per
     image."""
@@ -62,15 +67,19 @@ def evaluate(
     noise, architecture = model.recipe.noise, model.classifier.architecture
     offsets = random_offsets(len(data), len(model.class_names), seed)
     sums: defaultdict[str, float] = defaultdict(float)
+    confidences, correct = [], []
     round_trip = 0.0
     for start in range(0, len(data), batch_size):
         part = slice(start, start + batch_size)
         images = data.images[part].to(model.device)
         with exact_convolutions():
-            predicted = model.classifier.predict(to_pixels(images))
+            log_posterior = model.classifier.log_posterior(to_pixels(images))
             log_p = noisy_log_p = model.classifier.log_marginal(dequantise(images, generator))
             if noise:
                 noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
+        confidences.append(log_posterior.max(1).values.exp().cpu())
+        predicted = log_posterior.argmax(1)
+        correct.append(predicted.cpu() == data.labels[part].cpu())
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
         explanation = model.explain(images, q[:, None], correct=True)
         reached = explanation.convincing_certificate.reached
@@ -96,8 +105,16 @@ def evaluate(
         means["bits_per_dim_paper"], architecture.pixel_scale
     )
     means["passes_corrected"] = 3 + 2 * means["passes_corrected"]
+    confidence = torch.cat(confidences)
+    chance = calibration_error_by_chance(confidence, generator=torch.Generator().manual_seed(seed))
     return Evaluation(
-        model=model.recipe.name, n=len(data), round_trip_error=round_trip, seed=seed, **means
+        model=model.recipe.name,
+        n=len(data),
+        calibration_error=calibration_error(confidence, torch.cat(correct)),
+        calibration_error_by_chance=chance.mean,
+        round_trip_error=round_trip,
+        seed=seed,
+        **means,
     )
 
 

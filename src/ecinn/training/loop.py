@@ -3,10 +3,8 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from torch import nn
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.recipes import Recipe, find_recipe
 from ecinn.classifier.tensor_files import write_tensors
+from ecinn.data.celeba import relabelled
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.files import output_folder
@@ -23,23 +22,23 @@ from ecinn.pixels import to_pixels
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.training.calibration import calibrate
 from ecinn.training.evaluation import with_metrics
-from ecinn.training.finetuning import FineTuningState, FineTuningStep, second_stage
+from ecinn.training.finetuning import FineTuningStep, second_stage
 from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
 from ecinn.training.state import TrainingState, as_json
 from ecinn.training.step import OptimisationStep
-from ecinn.training.teacher import load_teacher
+from ecinn.training.teacher import load_teacher, train_teacher
 
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """The resumable states of the two stages."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
+TEACHER_FILE = "teacher.safetensors"
+"""The teacher that was trained because none was given."""
 UNROUNDED_FILE = "unrounded.safetensors"
 """The final model before its weights were rounded to 8 bits."""
 FIGURES = ("loss", "bits_per_dim", "error")
 LARGEST_LOSS = 1e3
 """Training does not recover from a loss above this."""
-
-State = TypeVar("State", bound=TrainingState)
 
 
 def train(
@@ -47,6 +46,7 @@ def train(
     data: Dataset,
     folder: str | Path,
     *,
+    held_out: Dataset | None = None,
     test: Dataset | None = None,
     device: str | torch.device = "auto",
     resume: bool = False,
@@ -62,18 +62,25 @@ def train(
 
     Args:
         recipe: a recipe or its name.
+        held_out: images to fit the temperature on; training does not see them.
         test: images to evaluate the model on.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        init_from: model whose layers initialise the first stage.
+        init_from: model whose layers initialise the first stage; if the recipe names one and none
+            is given, it is trained first, into a folder inside this one.
         refine_from: model to fine-tune; the first stage is skipped.
-        teacher: network that returns the log-odds of all attributes of images, or the file of a
-            teacher; required by recipes with a distillation weight.
+        teacher: network that returns the log-odds of all attributes of images, or of all classes,
+            or the file of a teacher; if the recipe needs one and none is given, it is trained.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     folder, device = Path(folder), resolve_device(device)
-    for images in (data,) if test is None else (data, test):
-        _require_fitting(images, recipe)
+    for images in (data, held_out, test):
+        if images is not None:
+            _require_fitting(images, recipe)
+    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
+        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+    if teacher is not None and not recipe.needs_teacher:
+        raise InputError(f"{recipe.name} needs no teacher: leave it out")
     if refine_from is not None and resume:
         raise InputError("refine_from starts a new run, resume continues one: leave one out")
     if refine_from is not None and init_from is not None:
@@ -85,8 +92,14 @@ def train(
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
     if isinstance(teacher, str | Path):
         teacher = load_teacher(Path(teacher), device).ensemble
+    if teacher is None and recipe.needs_teacher:
+        teacher = _own_teacher(data, held_out, folder / TEACHER_FILE, device, observe)
     teacher, origin = _prepare_teacher(teacher, recipe, data, device)
-    run = _Run(data, folder, device, resume, observe, save_every, teacher, origin)
+    if recipe.init_from is not None and init_from is None and refine_from is None:
+        init_from = _prerequisite(
+            find_recipe(recipe.init_from), data, held_out, folder, device, teacher, observe
+        )
+    run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
     starts = [
         load_checkpoint(start) if isinstance(start, str | Path) else start
         for start in (init_from, refine_from)
@@ -112,6 +125,7 @@ class _Run:
     """The inputs of both stages."""
 
     data: Dataset
+    held_out: Dataset | None
     folder: Path
     device: torch.device
     resume: bool
@@ -136,9 +150,7 @@ class _Run:
                     f"cannot start from this model: its architecture differs from {recipe.name!r}"
                 )
         attributes = 0
-        if recipe.attribute_weight:
-            if self.data.attributes is None:
-                raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+        if recipe.attribute_weight and self.data.attributes is not None:
             attributes = self.data.attributes.shape[1]
         if refine_from is None:
             state = TrainingState.start(recipe, self.device, attributes)
@@ -154,7 +166,9 @@ class _Run:
             return models
         save_checkpoint(refine_from, first)
         stage = second_stage(recipe)
-        tuned = FineTuningState.refine(refine_from, stage, self.device, attributes)
+        tuned = TrainingState.start(stage, self.device, attributes)
+        for network in (tuned.classifier, tuned.average):
+            network.load_state_dict(refine_from.classifier.state_dict() | {"tau": network.tau})
         models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
         first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
         # The length of the first stage is the stored model's, whatever the recipe says.
@@ -171,8 +185,8 @@ class _Run:
     def _stage(
         self,
         stage: Recipe,
-        state: State,
-        step_class: Callable[[Recipe, Dataset, State, torch.device], OptimisationStep],
+        state: TrainingState,
+        step_class: type[OptimisationStep],
         name: str,
     ) -> list[Checkpoint]:
         """Run one stage and calibrate its model, also without rounding if it has 8 bits."""
@@ -195,7 +209,14 @@ class _Run:
         weights = state.average.state_dict()
         all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
         return [
-            calibrate(replace(stage, stored_bits=bits), self.data, weights, self.device, record)
+            calibrate(
+                replace(stage, stored_bits=bits),
+                self.data,
+                weights,
+                self.device,
+                record,
+                self.held_out,
+            )
             for bits in all_bits
         ]
 
@@ -257,27 +278,60 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
         )
 
 
+def _own_teacher(
+    data: Dataset,
+    held_out: Dataset | None,
+    path: Path,
+    device: torch.device,
+    observe: Observer,
+) -> nn.Module:
+    """Return the teacher of this run, trained unless an earlier start did so."""
+    if path.exists():
+        return load_teacher(path, device).ensemble
+    teacher = train_teacher(data, held_out, device=device, observe=observe)
+    teacher.save(path)
+    return teacher.ensemble
+
+
+def _prerequisite(
+    recipe: Recipe,
+    data: Dataset,
+    held_out: Dataset | None,
+    folder: Path,
+    device: torch.device,
+    teacher: nn.Module | None,
+    observe: Observer,
+) -> Checkpoint:
+    """Return the model that a run starts from, trained unless an earlier start did so."""
+    own = folder / recipe.name
+    if (own / MODEL_FILE).exists():
+        return load_checkpoint(own)
+    return train(
+        recipe,
+        relabelled(data, recipe.dataset),
+        own,
+        held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
+        device=device,
+        resume=True,
+        teacher=teacher if recipe.needs_teacher else None,
+        observe=observe,
+    )
+
+
 def _prepare_teacher(
     teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
 ) -> tuple[nn.Module | None, dict[str, str]]:
     """Return the teacher on its device, tested on one image, and a hash that identifies it."""
-    if not recipe.distillation_weight and teacher is None:
-        return None, {}
-    if data.attributes is None or data.attribute is None:
-        raise InputError(f"{recipe.dataset} has no attribute labels: train without a teacher")
     if teacher is None:
-        raise InputError(
-            f"{recipe.name} needs a teacher: give a file that `ecinn teacher` wrote (--teacher)"
-        )
-    if not recipe.distillation_weight:
-        raise InputError(f"{recipe.name} needs no teacher: leave it out")
+        return None, {}
+    outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
     teacher = teacher.to(device)
     with torch.no_grad():
         logits = teacher(to_pixels(data.images[:1].to(device)))
-    if logits.shape != (1, data.attributes.shape[1]):
+    if logits.shape != (1, outputs):
         raise InputError(
-            f"the teacher predicts {logits.shape[-1]} attributes and the dataset has "
-            f"{data.attributes.shape[1]}: train a teacher on this dataset"
+            f"the teacher predicts {logits.shape[-1]} classes or attributes and the dataset has "
+            f"{outputs}: train a teacher on this dataset"
         )
     digest = hashlib.sha256()
     for value in teacher.state_dict().values():

@@ -8,23 +8,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import Recipe
 from ecinn.classifier.tensor_files import below, read_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.pixels import Labels, to_pixels
+from ecinn.pixels import to_pixels
 
-NETWORKS = ("classifier", "average", "attribute_head", "critic", "means")
-OPTIMISERS = {
-    "optimiser": "classifier",
-    "attribute_optimiser": "attribute_head",
-    "critic_optimiser": "critic",
-}
+NETWORKS = ("classifier", "average", "attribute_head")
+OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
 """Every optimiser and the network that it updates."""
 
 
@@ -54,6 +48,9 @@ class TrainingState:
     def start(recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
         """Return the untrained state of a recipe for a dataset with so many attributes."""
         classifier = GenerativeClassifier(recipe.architecture).to(device)
+        classifier.tau.fill_(recipe.tau)
+        # Tied means follow the latents' means instead of the gradient.
+        classifier.mu.requires_grad_(not recipe.tied)
         average = copy.deepcopy(classifier).requires_grad_(requires_grad=False).eval()
         state = TrainingState(classifier, average, make_optimiser(classifier, recipe, device))
         if attributes:
@@ -68,14 +65,16 @@ class TrainingState:
 
     @torch.no_grad()
     def init_from(self, network: GenerativeClassifier, data: Dataset) -> None:
-        """Copy the layers of another model, and fit class means of this data to them."""
-        self.average.load_state_dict(network.state_dict() | {"mu": self.average.mu})
-        device = self.average.mu.device
-        parts = [
-            self.average.encode(to_pixels(images.to(device))) for images in data.images.split(500)
-        ]
-        labels = data.labels.to(device)
-        self.average.mu.copy_(first_means(torch.cat(parts), labels, len(self.average.mu)))
+        """Copy the layers of another model; class means start at the means of this data."""
+        own = {"mu": self.average.mu, "tau": self.average.tau}
+        self.average.load_state_dict(network.state_dict() | own)
+        mu = self.average.mu
+        total, count = torch.zeros_like(mu), mu.new_zeros(len(mu), 1)
+        for images, labels in zip(data.images.split(500), data.labels.split(500), strict=True):
+            member = F.one_hot(labels.to(mu.device), len(mu)).to(mu.dtype)
+            total += member.T @ self.average.encode(to_pixels(images.to(mu.device)))
+            count += member.sum(0)[:, None]
+        mu.copy_(total / count.clamp(min=1))
         self.classifier.load_state_dict(self.average.state_dict())
 
     @property
@@ -106,7 +105,8 @@ class TrainingState:
     @staticmethod
     def comparable(settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that a resumed run must share: all but the number of epochs."""
-        return settings | {"epochs": 0, "finetuning": None}
+        finetuning = settings["finetuning"]
+        return settings | {"epochs": 0, "finetuning": finetuning and finetuning | {"epochs": 0}}
 
     def snapshot(self, recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return copies of all tensors, and the description to store with them."""
@@ -151,23 +151,6 @@ class TrainingState:
         self.epoch, self.seconds, self.curve = about["epoch"], about["seconds"], about["curve"]
 
 
-def first_means(
-    z: Float[Tensor, "batch dim"], labels: Labels, classes: int
-) -> Float[Tensor, "classes dim"]:
-    """m + s(m_y − m): the classes' mean latents, shrunk until the posterior fits best.
-
-    Latents of a class spread wider than N(m_y, 1) if the layers were trained for another task.
-    Without shrinking, training would start with wrong predictions of high confidence.
-    """
-    member = F.one_hot(labels, classes).to(z.dtype)
-    centre = z.mean(0)
-    offset = member.T @ z / member.sum(0)[:, None].clamp(min=1) - centre
-    candidates = [centre + 0.5**halvings * offset for halvings in range(10)]
-    return min(
-        candidates, key=lambda mu: F.nll_loss(equations.log_posterior(z, mu), labels).item()
-    )
-
-
 def make_optimiser(
     network: nn.Module, recipe: Recipe, device: torch.device
 ) -> torch.optim.Optimizer:
@@ -175,7 +158,7 @@ def make_optimiser(
 
     Learning rates are tensors, because a captured CUDA graph can only read tensors.
     """
-    means = [p for n, p in network.named_parameters() if n == "mu"]
+    means = [p for n, p in network.named_parameters() if n == "mu" and p.requires_grad]
     others = [p for n, p in network.named_parameters() if n != "mu"]
     rate = torch.tensor(recipe.learning_rate, device=device)
     if recipe.sgd is None:

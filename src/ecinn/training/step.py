@@ -1,7 +1,8 @@
 """One training step: the loss of a batch, the optimisers and the moving average."""
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,12 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
-from ecinn.flow.bijections import Chain, Coupling
+from ecinn.flow.bijections import Chain, Convolution, Coupling
 from ecinn.pixels import Images, Labels, dequantise
 from ecinn.training.state import TrainingState
+
+MEANS_WEIGHT = 0.02
+"""Weight of a batch's mean latents in the class means."""
 
 
 class OptimisationStep:
@@ -50,7 +54,7 @@ class OptimisationStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             prepare_for_gpu(state.classifier, recipe, inverse=self.inverts)
-            with _allow_many_shapes():
+            with _compilation():
                 self._capture()
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
@@ -86,6 +90,7 @@ class OptimisationStep:
     def _step(self) -> None:
         first = self._batch_loss()
         self._descend(first.loss)
+        self._update_means(first.z)
         self._update_average(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
@@ -107,12 +112,22 @@ class OptimisationStep:
         if self.attributes is None:
             return None, None
         labels = self.attributes[self.batch].to(x.dtype)
-        if self.state.teacher is None or self.attribute is None:
+        if not self.recipe.distillation_weight or self.attribute is None:
             return labels, None
+        assert self.state.teacher is not None
         predicted = torch.sigmoid(self.state.teacher(x.clamp(0, 1)).to(x.dtype))
         mixed = torch.lerp(labels, predicted, self.recipe.distillation_weight)
         positive = mixed[:, self.attribute]
         return mixed, torch.stack([1 - positive, positive], 1)
+
+    def _class_probabilities(
+        self, logits: Float[Tensor, "batch outputs"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Turn a teacher's logits, of all classes or of all attributes, into probabilities."""
+        if self.attribute is None:
+            return logits.softmax(1)
+        positive = torch.sigmoid(logits[:, self.attribute])
+        return torch.stack([1 - positive, positive], 1)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
         for optimiser in self.optimisers:
@@ -121,6 +136,17 @@ class OptimisationStep:
         nn.utils.clip_grad_norm_(self.state.classifier.parameters(), self.recipe.gradient_clip)
         for optimiser in self.optimisers:
             optimiser.step()
+
+    @torch.no_grad()
+    def _update_means(self, z: Float[Tensor, "batch dim"]) -> None:
+        """μ_y ← (1 − w)μ_y + w·m_y for the classes in this batch, with mean latents m_y."""
+        if not self.recipe.tied:
+            return
+        mu = self.state.classifier.mu
+        member = F.one_hot(self.labels[self.batch], len(mu)).to(z.dtype)
+        count = member.sum(0)[:, None]
+        batch_means = member.T @ z / count.clamp(min=1)
+        mu.add_(MEANS_WEIGHT * (count > 0) * (batch_means - mu))
 
     @torch.no_grad()
     def _update_average(self, figures: Float[Tensor, " figures"]) -> None:
@@ -175,7 +201,7 @@ def batch_loss(
     z, log_det = classifier.encode_with_log_det(x)
     dim = classifier.architecture.dim
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
-    log_posterior = equations.log_posterior(z, classifier.mu)
+    log_posterior = equations.log_posterior(z, classifier.mu, classifier.tau)
     smoothing = recipe.label_smoothing
     if targets is None:
         cross_entropy = equations.smoothed_cross_entropy(log_posterior, labels, smoothing)
@@ -209,19 +235,26 @@ def ema_weight(decay: float, step: int) -> float:
     return 1 - min(decay, (1 + step) / (10 + step))
 
 
-def _allow_many_shapes() -> AbstractContextManager[None]:
-    """Raise torch's limit on recompilation: each shape, stage and direction is compiled once."""
-    config: Any = torch._dynamo.config
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    patch: AbstractContextManager[None] = config.patch({name: 64})
-    return patch
+@contextmanager
+def _compilation() -> Iterator[None]:
+    """Set torch's compiler up: each shape, stage and direction is compiled once, channels last.
+
+    Left to itself it would not use channels-last convolutions for so few channels.
+    """
+    dynamo: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
+    layout = {"force_layout_optimization": True}
+    with dynamo.patch({name: 64}), torch._inductor.config.patch(layout):
+        yield
 
 
 def prepare_for_gpu(classifier: GenerativeClassifier, recipe: Recipe, *, inverse: bool) -> None:
-    """Switch the subnets to bfloat16 and compile every block, once per shape."""
+    """Switch the subnets to bfloat16 and padded channels, and compile blocks once per shape."""
     for module in classifier.modules():
         if isinstance(module, Coupling):
             module.half_precision = recipe.half_precision
+        elif isinstance(module, Convolution):
+            module.padded = recipe.half_precision
     for block in classifier.inn.bijections:
         if isinstance(block, Chain):
             block.compile(dynamic=False)

@@ -1,5 +1,6 @@
-"""The teacher: an ensemble that predicts all attributes of a face, its training and its file."""
+"""The teacher: an ensemble that predicts classes or attributes, its training and its file."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,16 +37,16 @@ SMALLEST_SIDE = 16
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """For each stage: multiple of the width, and stride of the first block."""
 
-Logits = Float[Tensor, "batch attributes"]
-Targets = Float[Tensor, "batch attributes"]
+Logits = Float[Tensor, "batch outputs"]
+Targets = Float[Tensor, "batch outputs"]
 
 
-class AttributeNetwork(nn.Module):
-    """A residual network for small images: pixels in [0, 1] to one logit per attribute."""
+class ResidualNetwork(nn.Module):
+    """A residual network for small images: pixels in [0, 1] to one logit per output."""
 
-    def __init__(self, attributes: int, width: int = WIDTH) -> None:
+    def __init__(self, channels: int, outputs: int, width: int = WIDTH) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         blocks: list[nn.Module] = []
         channels = width
         for multiple, stride in _STAGES:
@@ -55,10 +56,10 @@ class AttributeNetwork(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(channels)
         self.dropout = nn.Dropout(0.3)
-        self.head = nn.Linear(channels, attributes)
+        self.head = nn.Linear(channels, outputs)
 
     def forward(self, x: Images) -> Logits:
-        """Return the logit of every attribute."""
+        """Return the logit of every output."""
         if x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
         h = self.blocks(self.stem(4 * (x - 0.5)))
@@ -88,14 +89,18 @@ class _Block(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Mean prediction of several networks for an image and its mirror image.
+    """Mean prediction of several networks, for faces also over the mirror image.
 
     Frozen, always in evaluation mode and without gradients; calls can be captured in a CUDA graph.
+
+    Args:
+        exclusive: the outputs are classes, of which one is right, and not attributes.
     """
 
-    def __init__(self, members: Sequence[AttributeNetwork]) -> None:
+    def __init__(self, members: Sequence[ResidualNetwork], *, exclusive: bool) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.exclusive = exclusive
         self.requires_grad_(requires_grad=False).eval()
 
     def train(self, mode: bool = True) -> "Ensemble":  # noqa: FBT001, FBT002
@@ -104,17 +109,20 @@ class Ensemble(nn.Module):
         return self
 
     def forward(self, x: Images) -> Logits:
-        """logit p̄, with p̄ the mean of σ(logit) over the members, for x and its mirror image."""
-        return logit_of_mean(torch.cat([self.member_logits(x), self.member_logits(x.flip(-1))]))
+        """log p̄ of classes, or logit p̄ of attributes, with p̄ the mean probability."""
+        logits = self.member_logits(x)
+        if self.exclusive:
+            return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
+        return logit_of_mean(torch.cat([logits, self.member_logits(x.flip(-1))]))
 
     @torch.no_grad()
-    def member_logits(self, x: Images) -> Float[Tensor, "members batch attributes"]:
+    def member_logits(self, x: Images) -> Float[Tensor, "members batch outputs"]:
         """Return the logits of every member for the images, without mirroring."""
         with gpu_autocast(x.device):
             return torch.stack([member(x).to(x.dtype) for member in self.members])
 
 
-def logit_of_mean(logits: Float[Tensor, "predictions batch attributes"]) -> Logits:
+def logit_of_mean(logits: Float[Tensor, "predictions batch outputs"]) -> Logits:
     """log p̄ − log(1 − p̄), with p̄ the mean of σ(logit); exact even if σ rounds to 0 or 1."""
     present = F.logsigmoid(logits).logsumexp(0)
     return present - F.logsigmoid(-logits).logsumexp(0)
@@ -153,6 +161,27 @@ class TeacherSettings:
     seed: int = 0
 
 
+CLASS_TEACHER = TeacherSettings(
+    members=3,
+    width=24,
+    epochs=8,
+    batch_size=512,
+    weight_decay=0.01,
+    label_smoothing=0.01,
+    ema_decay=0.99,
+    augmentation=Augmentation(2.0, rotate=12.0, scale=0.12, shear=0.12),
+    cut_out_share=0.0,
+    jitter=0.0,
+    mixup=0.0,
+)
+"""Settings for images whose classes exclude each other, such as digits."""
+
+
+def default_settings(data: Dataset) -> TeacherSettings:
+    """Return the settings for images with attributes, or with classes only."""
+    return TeacherSettings() if data.attributes is not None else CLASS_TEACHER
+
+
 @dataclass(frozen=True)
 class Teacher:
     """A trained ensemble with its settings and training record."""
@@ -160,7 +189,7 @@ class Teacher:
     ensemble: Ensemble
     settings: TeacherSettings
     record: Mapping[str, Any]
-    """Training record, and as "errors" the `attribute_errors` on the validation images."""
+    """Training record, and as "errors" the `teacher_errors` on the validation images."""
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, completely or not at all."""
@@ -174,20 +203,27 @@ def load_teacher(path: Path, device: str | torch.device = "auto") -> Teacher:
 
     def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Teacher:
         settings: TeacherSettings = rebuild(TeacherSettings, about["settings"])
-        ensemble = _assemble(tensors, about["record"]["attributes"], settings, target)
-        return Teacher(ensemble, settings, about["record"])
+        record = about["record"]
+        shape = (record["channels"], record["outputs"])
+        ensemble = _assemble(tensors, shape, settings, target, exclusive=record["exclusive"])
+        return Teacher(ensemble, settings, record)
 
     return load_tensors(path, KIND, build)
 
 
 def _assemble(
-    weights: Mapping[str, Tensor], attributes: int, settings: TeacherSettings, device: torch.device
+    weights: Mapping[str, Tensor],
+    shape: tuple[int, int],
+    settings: TeacherSettings,
+    device: torch.device,
+    *,
+    exclusive: bool,
 ) -> Ensemble:
-    """Build an ensemble with the stored weights."""
+    """Build an ensemble with the stored weights, for these numbers of channels and outputs."""
 
     def build() -> Ensemble:
-        members = range(settings.members)
-        return Ensemble([AttributeNetwork(attributes, settings.width) for _ in members])
+        members = [ResidualNetwork(*shape, settings.width) for _ in range(settings.members)]
+        return Ensemble(members, exclusive=exclusive)
 
     ensemble: Ensemble = _fastest_format(assemble(build, weights, device))
     return ensemble
@@ -201,62 +237,83 @@ def _fastest_format(network: Any) -> Any:  # noqa: ANN401
 
 def train_teacher(
     data: Dataset,
-    validation: Dataset,
-    settings: TeacherSettings = TeacherSettings(),  # noqa: B008
+    held_out: Dataset | None,
+    settings: TeacherSettings | None = None,
     *,
     device: str | torch.device = "auto",
     observe: Observer = ignore,
 ) -> Teacher:
-    """Train every member from its own seed, and measure the ensemble with its stored weights."""
+    """Train every member from its own seed, and measure the ensemble on held-out images.
+
+    It learns all attributes of the images, or their classes if there are no attributes.
+    """
     device = resolve_device(device)
     _, channels, height, width = data.images.shape
-    if channels != 3 or min(height, width) < SMALLEST_SIDE:
+    if min(height, width) < SMALLEST_SIDE:
         raise InputError(
-            f"a teacher needs images with 3 channels and at least {SMALLEST_SIDE} pixels a side, "
-            f"not {channels}×{height}×{width}: use a dataset of photographs"
+            f"a teacher needs images of at least {SMALLEST_SIDE} pixels a side, "
+            f"not {height}×{width}"
         )
-    if data.attributes is None:
-        raise InputError("a teacher needs attribute labels: use a dataset like CelebA")
-    attributes = data.attributes.shape[1]
+    exclusive = data.attributes is None
+    outputs = len(data.class_names) if data.attributes is None else data.attributes.shape[1]
+    if settings is None:
+        settings = default_settings(data)
     trainings = [
-        _train_member(member, data, attributes, settings, device, observe)
+        _train_member(member, data, outputs, settings, device, observe)
         for member in range(settings.members)
     ]
-    trained = Ensemble([training.network for training in trainings])
-    ensemble = _assemble(stored_weights(trained), attributes, settings, device)
+    trained = Ensemble([training.network for training in trainings], exclusive=exclusive)
+    shape = (channels, outputs)
+    weights = stored_weights(trained)
+    ensemble = _assemble(weights, shape, settings, device, exclusive=exclusive)
     record = {
-        "attributes": attributes,
+        "channels": channels,
+        "outputs": outputs,
+        "exclusive": exclusive,
         **training_record(trainings, len(data), device),
-        "validation_images": len(validation),
-        "errors": attribute_errors(ensemble, validation),
     }
+    if held_out is not None:
+        record["validation_images"] = len(held_out)
+        record["errors"] = teacher_errors(ensemble, held_out)
     return Teacher(ensemble, settings, record)
+
+
+def _targets(data: Dataset) -> UInt8[Tensor, "batch outputs"]:
+    """Return the attributes, or the classes as one-hot vectors."""
+    if data.attributes is not None:
+        return data.attributes
+    return F.one_hot(data.labels, len(data.class_names)).to(torch.uint8)
 
 
 def _train_member(
     member: int,
     data: Dataset,
-    attributes: int,
+    outputs: int,
     settings: TeacherSettings,
     device: torch.device,
     observe: Observer,
-) -> Trained[AttributeNetwork]:
-    """Train with AdamW on the mean cross-entropy of all attributes."""
-    assert data.attributes is not None
+) -> Trained[ResidualNetwork]:
+    """Train with AdamW on the cross-entropy of the classes, or the mean of all attributes'."""
     seed = settings.seed * 1_000_003 + member
-    images, labels = data.images.to(device), data.attributes.to(device)
+    images, labels = data.images.to(device), _targets(data).to(device)
+    exclusive = data.attributes is None
     generator = torch.Generator(device).manual_seed(seed)
     python_generator = random.Random(seed)
     with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        network: AttributeNetwork = _fastest_format(
-            AttributeNetwork(attributes, settings.width).to(device)
+        network: ResidualNetwork = _fastest_format(
+            ResidualNetwork(images.shape[1], outputs, settings.width).to(device)
         )
 
         def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
             weight = mixup_weight(settings, python_generator)
-            x, targets = training_batch(images[batch], labels[batch], settings, weight, generator)
+            x, targets = training_batch(
+                images[batch], labels[batch], settings, weight, generator, exclusive=exclusive
+            )
             with gpu_autocast(device):
                 logits = network(x).float()
+            if exclusive:
+                wrong = logits.detach().argmax(1) != targets.argmax(1)
+                return F.cross_entropy(logits, targets), wrong.float().mean()
             wrong = (logits.detach() > 0) != (targets > 0.5)
             return F.binary_cross_entropy_with_logits(logits, targets), wrong.float().mean()
 
@@ -287,17 +344,21 @@ def teacher_optimiser(network: nn.Module, settings: TeacherSettings) -> torch.op
 
 def training_batch(
     images: StoredImages,
-    attributes: UInt8[Tensor, "batch attributes"],
+    labels: UInt8[Tensor, "batch outputs"],
     settings: TeacherSettings,
     weight: float,
     generator: torch.Generator,
+    *,
+    exclusive: bool = False,
 ) -> tuple[Images, Targets]:
     """Return augmented images and their smoothed targets, both mixed with this weight."""
     x = to_pixels(augment(images, settings.augmentation, generator))
-    x = jitter(x, settings.jitter, generator)
-    x = cut_out(x, settings.cut_out, settings.cut_out_share, generator)
-    smoothing = settings.label_smoothing
-    targets = (1 - smoothing) * attributes.float() + smoothing / 2
+    if settings.jitter:
+        x = jitter(x, settings.jitter, generator)
+    if settings.cut_out_share:
+        x = cut_out(x, settings.cut_out, settings.cut_out_share, generator)
+    targets = (1 - settings.label_smoothing) * labels.float()
+    targets += settings.label_smoothing * (1 / labels.shape[1] if exclusive else 0.5)
     return mixup(x, weight), mixup(targets, weight)
 
 
@@ -339,21 +400,26 @@ def mixup_weight(settings: TeacherSettings, generator: random.Random) -> float:
 
 
 @torch.no_grad()
-def attribute_errors(
+def teacher_errors(
     ensemble: Ensemble, data: Dataset, batch_size: int = 500
 ) -> dict[str, list[float]]:
-    """Return the error rate of every attribute on clean images.
+    """Return the error rate of every attribute, or of the class, on clean images.
 
-    "single" is the mean over the members, "ensemble" is that of all members with mirror images.
+    "single" is the mean over the members, "ensemble" is that of all members.
     """
-    assert data.attributes is not None
     device = next(ensemble.parameters()).device
-    single = torch.zeros(data.attributes.shape[1], device=device)
+    targets = _targets(data)
+    single = torch.zeros(1 if ensemble.exclusive else targets.shape[1], device=device)
     together = torch.zeros_like(single)
-    for images, attributes in zip(
-        data.images.split(batch_size), data.attributes.split(batch_size), strict=True
-    ):
-        x, labels = to_pixels(images.to(device)), attributes.to(device) > 0
-        single += ((ensemble.member_logits(x) > 0) != labels).float().mean(0).sum(0)
-        together += ((ensemble(x) > 0) != labels).float().sum(0)
+
+    def wrong(logits: Tensor, target: Tensor) -> Tensor:
+        if ensemble.exclusive:
+            return (logits.argmax(-1) != target.argmax(-1)).float()[..., None]
+        return ((logits > 0) != (target > 0)).float()
+
+    parts = zip(data.images.split(batch_size), targets.split(batch_size), strict=True)
+    for images, target in parts:
+        x, target = to_pixels(images.to(device)), target.to(device)
+        single += wrong(ensemble.member_logits(x), target).mean(0).sum(0)
+        together += wrong(ensemble(x), target).sum(0)
     return {"single": (single / len(data)).tolist(), "ensemble": (together / len(data)).tolist()}

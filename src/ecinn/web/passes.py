@@ -30,6 +30,7 @@ class Network:
     """An `InvertibleClassifier` made of functions."""
 
     mu: Tensor
+    tau: Tensor
     encode_with_log_det: Callable[[Tensor], tuple[Tensor, Tensor]]
     decode: Callable[[Tensor], Tensor]
 
@@ -60,7 +61,10 @@ def split_network(
         z, log_det = zip(*evaluate(classifier.encode_with_log_det, x), strict=True)
         return torch.cat(z), torch.cat(log_det)
 
-    return Network(classifier.mu, encode, lambda z: torch.cat(evaluate(classifier.decode, z)))
+    def decode(z: Tensor) -> Tensor:
+        return torch.cat(evaluate(classifier.decode, z))
+
+    return Network(classifier.mu, classifier.tau, encode, decode)
 
 
 def _with_known_latents(network: Network, x: Tensor, z: Tensor, log_det: Tensor) -> Network:
@@ -113,7 +117,7 @@ def predict_jointly(
 ) -> list[Prediction | InputError]:
     """Predict the images of all requests with one encode."""
     z, log_det = network.encode_with_log_det(torch.cat(list(batches)))
-    posterior = equations.log_posterior(z, network.mu).exp()
+    posterior = equations.log_posterior(z, network.mu, network.tau).exp()
     p = posterior.argmax(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
     columns = (p, posterior, log_p, model.ood.flags(z, z - model.mu_bar[p], log_p))
@@ -137,7 +141,7 @@ def explain_jointly(
     groups: dict[Any, list[int]] = {}
     for place, (question, z) in enumerate(zip(questions, latents, strict=True)):
         try:
-            q = _targets(model, equations.log_posterior(z, network.mu), question)
+            q = _targets(model, equations.log_posterior(z, network.mu, network.tau), question)
         except InputError as error:
             answers.append(error)
             continue
@@ -190,7 +194,7 @@ def _add_paths(
     sizes = [alphas.numel() for _, _, alphas, _ in lines]
     parts = images.split(sizes), stored_posterior(network, images).split(sizes)
     for (place, e, alphas, z_hat), x_hat, stored in zip(lines, *parts, strict=True):
-        posterior = equations.log_posterior(z_hat, network.mu).exp()
+        posterior = equations.log_posterior(z_hat, network.mu, network.tau).exp()
         path = CounterfactualPath(
             posterior,
             stored.reshape(posterior.shape),

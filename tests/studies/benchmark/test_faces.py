@@ -13,23 +13,28 @@ from torch import Tensor, nn
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import CELEBA_ATTRIBUTES
 from ecinn.cli import benchmark_models as command
+from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.flow.network import Architecture, Stage
+from ecinn.metrics.statistics import Interval, wilson
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.studies.benchmark import faces
+from ecinn.studies.benchmark.face_quality import Convinced, JudgePanel, Realism
 from ecinn.studies.benchmark.faces import (
-    Convinced,
-    convince,
     face_grid,
     face_sheet,
     face_tables,
+    hardest_faces,
     measure_faces,
+    pair_grid,
 )
+from ecinn.studies.face_judges import FaceJudges
 from ecinn.training.calibration import calibrate
 from helpers.builders import randomise
 from helpers.command_line import fails, run
+from helpers.face_judges import random_face_judges
 
 N = 24
 
@@ -37,7 +42,10 @@ N = 24
 @pytest.fixture
 def data(generator: torch.Generator) -> Dataset:
     images = torch.randint(256, (N, 3, 16, 16), generator=generator, dtype=torch.uint8)
-    return Dataset(images, torch.arange(N) % 2, ("not smiling", "smiling"))
+    attributes = torch.randint(2, (N, 40), generator=generator, dtype=torch.uint8)
+    smiling = ATTRIBUTES.index("Smiling")
+    labels = attributes[:, smiling].long()
+    return Dataset(images, labels, ("not smiling", "smiling"), attributes, smiling)
 
 
 @pytest.fixture
@@ -50,42 +58,109 @@ def model(data: Dataset) -> Model:
     return Model(calibrate(recipe, data, weights, torch.device("cpu"), {}))
 
 
-def test_figures_are_those_of_single_faces(model: Model, data: Dataset) -> None:
+@pytest.fixture
+def judges() -> FaceJudges:
+    return random_face_judges(3)
+
+
+@pytest.fixture
+def panel(judges: FaceJudges) -> JudgePanel:
+    return JudgePanel("Smiling", judges)
+
+
+@pytest.fixture
+def real(data: Dataset) -> Dataset:
+    """Other faces, as the validation split."""
+    return dataclasses.replace(data, images=data.images.flip(3))
+
+
+def test_figures_are_those_of_single_faces(
+    model: Model, data: Dataset, panel: JudgePanel, real: Dataset
+) -> None:
     """One face at a time, through the public explanation."""
-    result, sheets = measure_faces(model, data, n=4, seed=3)
-    change, log_p, errors = [], [], 0
-    for image, label in zip(data.images, data.labels, strict=True):
+    result, sheets = measure_faces(model, data, panel, real, n=4, seed=3)
+    oval = np.array(
+        [
+            [
+                ((y - 0.59) / 0.4) ** 2 + ((x - 0.5) / 0.31) ** 2 < 1
+                for x in (np.arange(16) + 0.5) / 16
+            ]
+            for y in (np.arange(16) + 0.5) / 16
+        ]
+    )
+    change, log_p, outside, errors, hard = [], [], [], 0, {}
+    for row, (image, label) in enumerate(zip(data.images, data.labels, strict=True)):
         e = model.explain(image[None])
-        change.append(float((e.convincing[0, 0] - e.x[0]).abs().mean()))
         stored = to_pixels(e.stored_convincing[:, 0])
+        moved = (stored - to_pixels(image[None]))[0].abs().sum(0).numpy()
+        change.append(moved.sum() / (3 * 16 * 16))
+        outside.append(moved[~oval].sum() / moved.sum())
         log_p.append(float(model.classifier.log_marginal(stored)))
         errors += int(e.p[0] != label)
+        closed = data.attributes[row, ATTRIBUTES.index("Mouth_Slightly_Open")] == 0
+        if closed and label == 0 and e.p[0] == 0:
+            said = panel.judges.probabilities(e.stored_convincing[:, 0], "Smiling")
+            hard[row] = sum(float(p) for p in said.values()) / 2
     assert result.change == pytest.approx(sum(change) / N, rel=1e-4)
+    assert result.outside.mean == pytest.approx(sum(outside) / N, rel=1e-4)
     assert list(result.worst) == sorted(range(N), key=lambda i: log_p[i])[:4]
+    assert list(result.hardest) == sorted(hard, key=lambda i: hard[i])
+    assert 2 <= len(hard) < 12
     assert result.evaluation.error == errors / N
     assert result.paper_error == (0.0742, 0.0662)
     assert len(set(result.random)) == 4
-    assert result.random != measure_faces(model, data, n=4, seed=4)[0].random
+    assert result.random != measure_faces(model, data, panel, real, n=4, seed=4)[0].random
     assert sheets["random"].size == sheets["worst"].size
     for sheet, places, words in (
-        (sheets["random"], result.random, "celeba-smile: random test faces"),
+        (sheets["random"], result.random, "celeba-smile: random faces"),
         (sheets["worst"], result.worst, "celeba-smile: least likely counterfactuals"),
     ):
         assert sheet == face_sheet(model.explain(data.images[list(places)]), words)
 
 
-def test_the_table_shows_what_was_measured(model: Model, data: Dataset) -> None:
-    result, _ = measure_faces(model, data, n=2)
+def test_the_hardest_are_the_least_convincing(data: Dataset, generator: torch.Generator) -> None:
+    """Of closed mouths where a mouth has to open, of all faces otherwise; at most forty."""
+    many = [torch.cat([each] * 8) for each in (data.images, data.labels, data.attributes)]
+    lipstick = ATTRIBUTES.index("Wearing_Lipstick")
+    many_faces = Dataset(many[0], many[1], data.class_names, many[2], lipstick)
+    p = torch.randint(2, (8 * N,), generator=generator)
+    of_q = torch.rand(8 * N, generator=generator)
+    expected = sorted(range(8 * N), key=lambda i: float(of_q[i]))
+    assert hardest_faces(many_faces, p, of_q).tolist() == expected[:40]
+    cheeks = dataclasses.replace(many_faces, attribute=ATTRIBUTES.index("High_Cheekbones"))
+    closed = cheeks.attributes[:, ATTRIBUTES.index("Mouth_Slightly_Open")] == 0
+    some = [i for i in expected if closed[i] and cheeks.labels[i] == 0 and p[i] == 0]
+    assert hardest_faces(cheeks, p, of_q).tolist() == some[:40]
+
+
+def test_pairs_are_drawn_ten_to_a_row(data: Dataset) -> None:
+    of_q = torch.linspace(0.1, 0.9, N)
+    grid = pair_grid(data.images, data.images.flip(0), of_q, "pairs")
+    assert [len(row) for row in grid.rows] == [10, 10, 10, 10, 4, 4]
+    assert [name for name, _ in grid.names] == ["input", "counterfactual"] * 3
+    inputs, answers = ([p for row in grid.rows[i::2] for p in row] for i in (0, 1))
+    for row in range(N):
+        assert np.array_equal(inputs[row].array, pictures.image_array(data.images[row]))
+        assert np.array_equal(answers[row].array, pictures.image_array(data.images[N - 1 - row]))
+        assert answers[row].caption == pictures.percent(float(of_q[row]))
+        assert answers[row].warning == (row < N / 2)
+
+
+def test_the_table_shows_what_was_measured(
+    model: Model, data: Dataset, panel: JudgePanel, real: Dataset
+) -> None:
+    result, _ = measure_faces(model, data, panel, real, n=2)
     result = dataclasses.replace(
         result,
         inception_error=0.0812,
         evaluation=dataclasses.replace(result.evaluation, n=989, error=79 / 989),
     )
     (row,) = face_tables({"celeba-smile": result})[0].rows
-    assert row[:5] == ("celeba-smile", "7.99 (6.5 – 9.8)", "7.42", "8.12", "6.62")
+    assert row[:5] == ("celeba-smile", "7.99 [6.46, 9.84]", "7.42", "8.12", "6.62")
     measured = dataclasses.replace(
         result,
         change=0.0234,
+        outside=Interval(0.4321, 0.4, 0.45, 989),
         evaluation=dataclasses.replace(
             result.evaluation,
             bits_per_dim=3.4567,
@@ -94,12 +169,26 @@ def test_the_table_shows_what_was_measured(model: Model, data: Dataset) -> None:
             reached_q_corrected=0.995,
             round_trip_error=1.2e-5,
         ),
+        convinced=(
+            Convinced("real faces", {"residual": wilson(180, 200), "separable": wilson(9, 10)}),
+            Convinced("α₁", {"residual": wilson(160, 200), "Inception-V3": wilson(0, 0)}, 0.0226),
+        ),
+        realism=(
+            Realism("smiling", "α₁", 150, {"residual": 1.234}, {"residual": wilson(160, 200)}),
+        ),
     )
-    (table,) = face_tables({"celeba-smile": measured})
+    table, convinced, realism = face_tables({"celeba-smile": measured})
     named = dict(zip(table.head, table.rows[0], strict=True))
     assert (named["bits/dim"], named["in the paper's convention"]) == ("3.457", "1.234")
     assert (named["reached q %"], named["corrected"]) == ("91.00", "99.50")
     assert (named["round trip"], named["mean change"]) == ("1.2e-05", "0.0234")
+    assert named["outside the face %"] == "43.2 [40.0, 45.0]"
+    first, second = convinced.rows
+    assert first[:3] == ("celeba-smile", "real faces", "90.0 [85.1, 93.4]")
+    assert first[4:] == ("–", "–")
+    assert second[1:] == ("α₁", "80.0 [73.9, 85.0]", "–", "0.0 [0.0, 100.0]", "0.0226")
+    cells = ("celeba-smile", "smiling", "α₁", "150", "1.234", "80.0 [73.9, 85.0]")
+    assert realism.rows == (cells,)
     alone = dataclasses.replace(result, inception_error=None, paper_error=None)
     (row,) = face_tables({"mine": alone})[0].rows
     assert row[2:5] == ("–", "–", "–")
@@ -142,10 +231,17 @@ def test_a_sheet_shows_posteriors_and_warns_of_failures(model: Model, data: Data
 
 
 @pytest.fixture
-def stored(model: Model, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name of the model's file; its dataset is in memory."""
+def stored(
+    model: Model,
+    data: Dataset,
+    judges: FaceJudges,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """Name of the model's file; its dataset is in memory, its judges beside it."""
     monkeypatch.chdir(tmp_path)
     model.save("smile.safetensors")
+    judges.save(Path("judges.safetensors"))
     monkeypatch.setattr(command, "load_images", lambda dataset, split, celeba: data)
     return "smile.safetensors"
 
@@ -155,15 +251,19 @@ def test_the_command_writes_page_numbers_and_pictures(stored: str, tmp_path: Pat
     (tmp_path / "Smiling.json").write_text(json.dumps(record))
     code, stdout, stderr = run(
         "benchmark", "faces", "--models", stored, "--n", 3, "--limit", 12, "--out", tmp_path / "o",
-        "--inception", tmp_path,
+        "--inception", tmp_path, "--judges", "judges.safetensors",
     )  # fmt: skip
     assert code == 0, stderr
     assert "25.00" in stdout
     numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
-    assert numbers["results"]["celeba-smile"]["evaluation"]["n"] == 12
-    assert numbers["results"]["celeba-smile"]["inception_error"] == 0.25
+    result = numbers["results"]["celeba-smile"]
+    assert result["evaluation"]["n"] == 12
+    assert result["inception_error"] == 0.25
+    seen = [each["images"] for each in result["convinced"]]
+    assert seen == ["real faces", "tipping points", "α₁", "99 % asked", "samples at T = 0.7"]
+    assert set(result["convinced"][0]["shares"]) == {"residual", "separable"}
     page = (tmp_path / "o" / "celeba.md").read_text()
-    for kind in ("random", "worst"):
+    for kind in ("random", "worst", "hardest"):
         assert f"(celeba-smile-{kind}.webp)" in page
         assert (tmp_path / "o" / f"celeba-smile-{kind}.webp").stat().st_size > 1000
     assert str(tmp_path) not in page
@@ -171,11 +271,47 @@ def test_the_command_writes_page_numbers_and_pictures(stored: str, tmp_path: Pat
     assert "no .safetensors in --inception" in stderr
 
 
+def test_an_earlier_run_chooses_the_hardest(stored: str, tmp_path: Path) -> None:
+    options = ("benchmark", "faces", "--models", stored, "--judges", "judges.safetensors")
+    (tmp_path / "old.json").write_text('{"results": {"celeba-smile": {"hardest": [7, 2, 5]}}}')
+    code, _, stderr = run(*options, "--out", "o", "--hardest", "old.json")
+    assert code == 0, stderr
+    numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
+    assert numbers["results"]["celeba-smile"]["hardest"] == [7, 2, 5]
+    assert "not among these 6" in fails(*options, "--hardest", "old.json", "--limit", 6)
+    (tmp_path / "old.json").write_text('{"results": []}')
+    assert "ecinn benchmark faces" in fails(*options, "--hardest", "old.json")
+    assert "cannot read" in fails(*options, "--hardest", "absent.json")
+
+
+def test_shipped_judges_take_no_part_in_choices(
+    stored: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(dataset: str, split: str, celeba: Path | None) -> Dataset:
+        asked.append(split)
+        return data
+
+    monkeypatch.setattr(command, "load_images", load)
+    options = ("benchmark", "faces", "--models", stored, "--split", "validation", "--out", "o")
+    assert "take no part in choices" in fails(*options)
+    assert asked == []
+    code, _, stderr = run(*options, "--judges", "judges.safetensors")
+    assert code == 0, stderr
+    assert asked == ["validation", "train"]
+    page = (tmp_path / "o" / "celeba-validation.md").read_text()
+    assert f"## On {N} validation faces" in page
+    assert "real train faces of q" in page
+    assert (tmp_path / "o" / "celeba-smile-validation-hardest.webp").is_file()
+
+
 @pytest.mark.parametrize("written", [None, "{", "[]", '{"errors": {}}'])
 def test_inception_results_must_be_there(stored: str, tmp_path: Path, written: str | None) -> None:
     if written is not None:
         (tmp_path / "Smiling.json").write_text(written)
-    line = fails("benchmark", "faces", "--models", stored, "--inception", tmp_path)
+    options = ("--inception", tmp_path, "--judges", "judges.safetensors")
+    line = fails("benchmark", "faces", "--models", stored, *options)
     assert "ecinn inception" in line
 
 
@@ -195,70 +331,11 @@ class Linear(nn.Module):
 
 
 @pytest.fixture
-def other(model: Model, data: Dataset, generator: torch.Generator) -> Linear:
+def other(data: Dataset, generator: torch.Generator) -> Linear:
     """It agrees with the model on some of the faces only."""
     weight = 50 * torch.randn((3, 2), generator=generator)
     means = to_pixels(data.images).mean((2, 3)) @ weight
     return Linear(weight, -means.median(0).values)
-
-
-def test_faces_are_counted_one_by_one(
-    model: Model,
-    data: Dataset,
-    other: Linear,
-) -> None:
-    levels = (None, 0.7, 0.99)
-    asked = convince(other, model, data.images, levels=levels, batch_size=5)
-    for confidence, obtained in zip(levels, asked, strict=True):
-        judged, convinced, change = 0, 0, 0.0
-        for image in data.images:
-            p = int(model.predict(image[None]).argmax())
-            if int(other(to_pixels(image[None])).argmax()) != p:
-                continue
-            e = model.explain(image[None], 1 - p, confidence=confidence)
-            stored = to_pixels(e.stored_convincing[0])
-            judged += 1
-            convinced += int(other(stored).argmax()) == 1 - p
-            change += float((stored - to_pixels(image[None])).abs().mean())
-        assert 0 < judged < len(data)
-        assert (obtained.judged, obtained.convinced) == (judged, convinced)
-        assert obtained.change == pytest.approx(change / judged, rel=1e-4)
-        assert obtained.confidence == confidence
-    assert asked[1].change < asked[2].change
-
-
-def test_the_model_itself_is_convinced_and_its_opposite_has_no_say(
-    model: Model,
-    data: Dataset,
-) -> None:
-    class Itself(nn.Module):
-        sign = 1.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.sign * model.classifier.log_posterior(x)
-
-    itself = Itself()
-    (said,) = convince(itself, model, data.images, levels=(0.99,), batch_size=7)
-    assert said.judged == said.convinced == len(data)
-    itself.sign = -1.0
-    (said,) = convince(itself, model, data.images, levels=(0.99,), batch_size=7)
-    assert said == Convinced(0.99, 0, 0, 0.0)
-    (row,) = convinced_rows(model, data, (said,), None)
-    assert row[2:] == ("0", "0.00 (0.0 – 100.0)", "0.0000", "–")
-
-
-def convinced_rows(model: Model, data: Dataset, convinced, error: float | None):
-    result, _ = measure_faces(model, data.first(2), n=1, inception_error=error)
-    result = dataclasses.replace(result, convinced=convinced)
-    return face_tables({"celeba-smile": result})[1].rows
-
-
-def test_the_table_has_a_row_per_level(model: Model, data: Dataset) -> None:
-    plain = Convinced(None, 200, 160, 0.0226)
-    asked = dataclasses.replace(plain, confidence=0.99, convinced=197, change=0.031)
-    first, second = convinced_rows(model, data, (plain, asked), 0.1031)
-    assert first == ("celeba-smile", "α₁", "200", "80.00 (73.9 – 85.0)", "0.0226", "89.69")
-    assert second[1:4] == ("99", "200", "98.50 (95.7 – 99.5)")
 
 
 def test_the_command_uses_the_network_in_the_inception_folder(
@@ -275,12 +352,11 @@ def test_the_command_uses_the_network_in_the_inception_folder(
     monkeypatch.setattr(faces, "load_inception", read)
     code, stdout, stderr = run(
         "benchmark", "faces", "--models", stored, "--n", 2, "--out", tmp_path / "o",
-        "--inception", tmp_path,
+        "--inception", tmp_path, "--judges", "judges.safetensors",
     )  # fmt: skip
     assert code == 0, stderr
     assert asked == [(tmp_path / "Smiling.safetensors", ("not smiling", "smiling"))]
     assert "Who else is convinced" in stdout
-    page = (tmp_path / "o" / "celeba.md").read_text()
-    assert "| celeba-smile | 99 |" in page
     numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
-    assert len(numbers["results"]["celeba-smile"]["convinced"]) == 2
+    for each in numbers["results"]["celeba-smile"]["convinced"]:
+        assert set(each["shares"]) == {"residual", "separable", "Inception-V3"}

@@ -24,6 +24,7 @@ from helpers.builders import random_images, small_cnn, small_model
 from helpers.heatmap_benchmark import CUE, FIRST, SEED, SMALL, N, measure, row_of
 
 pytestmark = pytest.mark.slow
+NOISE = ("total variation", "spatial coherence", "high-frequency share")
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +186,11 @@ def test_interval_of_a_difference_is_that_of_pairs(subject, measured, pairs) -> 
         for method in ("ecinn", "integrated_gradients")
     )
     generator = torch.Generator().manual_seed(SEED)
-    expected = paired_difference_interval(ecinn, other, resamples=50, generator=generator)
-    against = row_of(measured[0].blocks[0], "integrated_gradients").against["total variation"]
+    block = measured[0].blocks[0]
+    noise = row_of(block, "white noise").figures["total variation"].mean
+    both = (ecinn / noise, other / noise)
+    expected = paired_difference_interval(*both, resamples=50, generator=generator)
+    against = row_of(block, "integrated_gradients").against["relative total variation"]
     difference = astuple(against.difference)
     assert difference == pytest.approx(astuple(expected), rel=1e-3, abs=1e-4)
     assert expected.low < expected.mean < expected.high
@@ -196,28 +200,38 @@ def test_intervals_differences_and_cost(measured) -> None:
     for block in measured[0].blocks:
         ecinn = row_of(block, "ecinn")
         assert not ecinn.against
-        assert [row.method for row in block.rows] == [*METHODS, "random order"]
+        assert [row.method for row in block.rows] == [*METHODS, "random order", "white noise"]
         for row in block.rows:
             for name, figure in row.figures.items():
                 assert figure.low - 1e-9 <= figure.mean <= figure.high + 1e-9
-                if row is not ecinn and not name.endswith("by |h|"):
+                shown = name.endswith("by |h|") or name in NOISE
+                assert (name in row.against) == (row is not ecinn and not shown)
+                if name in row.against:
                     difference = row.against[name].difference
                     expected = ecinn.figures[name].mean - figure.mean
                     assert difference.mean == pytest.approx(expected, abs=1e-6)
-            assert not any(name.endswith("by |h|") for name in row.against)
         assert all("AUC, " in name for name in row_of(block, "random order").figures)
-        less = ("deletion", "total", "high", "|cosine|", "|rank correlation|")
+        less = (
+            "deletion",
+            "total",
+            "high",
+            "relative total",
+            "relative spatial",
+            "relative high",
+            "|cosine|",
+            "|rank correlation|",
+        )
         for each in block.measures:
             assert each.better == ("less" if each.name.startswith(less) else "more")
-        assert [row.cost.passes for row in block.rows[:-1]] == [2, 100, 4, 80, 40]
-        for row in block.rows[:-1]:
+        assert [row.cost.passes for row in block.rows[:-2]] == [2, 100, 4, 80, 40]
+        for row in block.rows[:-2]:
             assert row.cost.times_ecinn == pytest.approx(row.cost.seconds / ecinn.cost.seconds)
 
 
 def test_without_noise_maps_are_the_same_and_with_it_they_are_not(subject, measured) -> None:
     quiet = replace(SMALL, noise=0.0)
     still = measure(subject[0], n=3, methods=METHODS[-1:], settings=quiet)[0].blocks[0]
-    for row in still.rows[:-1]:
+    for row in still.rows[:-2]:
         assert row.figures["cosine, noisy image"].mean == pytest.approx(1, abs=1e-5)
         assert row.figures["rank correlation, noisy image"].mean == pytest.approx(1, abs=1e-2)
         moved = row_of(measured[0].blocks[0], row.method).figures["cosine, noisy image"]
@@ -231,7 +245,7 @@ def test_a_map_that_is_the_same_with_random_weights_is_found_out(
     same = ExplainedINN(model.classifier, model.mu_bar)
     monkeypatch.setattr(heatmaps, "randomised_inn", lambda *_: same)
     block = measure(model, methods=("deep_lift",))[0].blocks[0]
-    for row in block.rows[:-1]:
+    for row in block.rows[:-2]:
         assert row.figures["|cosine|, random weights"].mean == pytest.approx(1, abs=1e-4)
         honest = row_of(measured[0].blocks[0], row.method).figures["|cosine|, random weights"]
         assert 0 <= honest.mean < 0.9
@@ -245,7 +259,7 @@ def test_seed_decides_and_batch_size_does_not(subject) -> None:
     one, again, other = (result.blocks[0] for result in runs)
     assert seen["INN, ECINNh"] == (5, 5)
     assert all(done == total for done, total in seen.values())
-    assert [row.method for row in one.rows] == ["ecinn", *methods, "random order"]
+    assert [row.method for row in one.rows] == ["ecinn", *methods, "random order", "white noise"]
     for row, same in zip(one.rows, again.rows, strict=True):
         assert row.figures == same.figures
     for row, same in zip(one.rows, other.rows, strict=True):
@@ -257,10 +271,10 @@ def test_tally_counts_new_and_fair_comparisons(measured) -> None:
     tables = {t.title: " ".join(t.notes) for t in heatmap_tables.heatmap_tables(measured[0])}
     inn, cnn = (words for title, words in tables.items() if "minus" in title)
     assert "It is better in" not in cnn
-    left_out = ("density", "counterfactual", "random weights", "by |h|")
+    left_out = ("density", "counterfactual", "random weights")
     verdicts = [
         comparison.verdict
-        for row in measured[0].blocks[0].rows[:-1]
+        for row in measured[0].blocks[0].rows[:-2]
         for name, comparison in row.against.items()
         if not any(word in name for word in left_out)
     ]
@@ -342,7 +356,7 @@ def test_the_sheet_shows_the_explained_images(subject, measured, pairs) -> None:
 def test_cost_is_of_one_map(subject, monkeypatch) -> None:
     ticks = iter(range(10_000))
     monkeypatch.setattr(heatmaps, "_seconds", lambda device: float(next(ticks) ** 2))
-    rows = measure(subject[0], methods=("gradient_shap",))[0].blocks[0].rows[:-1]
+    rows = measure(subject[0], methods=("gradient_shap",))[0].blocks[0].rows[:-2]
     # The clock is read twice for each of three rounds of maps, of which the first counts.
     taken = [(6 * k + 1) ** 2 - (6 * k) ** 2 for k in range(2)]
     for row, seconds in zip(rows, taken, strict=True):

@@ -46,6 +46,7 @@ from ecinn.studies.benchmark.quality import (
     predicted_classes,
     random_of_class,
     real_as_near,
+    second_opinion,
 )
 from ecinn.studies.benchmark.side_by_side import (
     METHODS,
@@ -253,6 +254,109 @@ def test_planted_cue_is_judged_by_the_cue(judges) -> None:
     assert elsewhere.inside.mean == pytest.approx(float(inside.mean()))
     assert elsewhere.label_variation.mean > 0.3
     assert elsewhere.frechet == pytest.approx(0, abs=1e-6)
+
+
+def share(happened: list[bool]) -> float:
+    return sum(happened) / len(happened)
+
+
+def test_tipping_points_and_samples_are_read_by_each_oracle(
+    mnist, digits, judges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tipping points found by the plane between both means; samples replaced by real digits."""
+    pairs = draw_pairs(mnist, digits, 12, seed=8)
+    drawn = digits.images[:12]
+    asked: list[torch.Tensor] = []
+
+    def sample(label, generator, temperature=1.0):
+        assert temperature == 1
+        asked.append(label)
+        return to_pixels(drawn)
+
+    monkeypatch.setattr(mnist.classifier, "sample", sample)
+    opinion = second_opinion(mnist, judges, pairs.images, pairs.q)
+    y = [n % 10 for n in range(12)]
+    assert [label.tolist() for label in asked] == [y]
+
+    mu, rows = mnist.mu.detach(), []
+    for image, p, q in zip(pairs.images, pairs.p.tolist(), pairs.q.tolist(), strict=True):
+        z, delta = mnist.encode(image)[0], mnist.mu_bar[q] - mnist.mu_bar[p]
+        normal, middle = mu[q] - mu[p], (mu[p] + mu[q]) / 2
+        alpha = (middle - z) @ normal / (delta @ normal)
+        with torch.inference_mode():
+            rows.append(to_uint8(mnist.decode((z + alpha * delta)[None]))[0])
+    triples = list(zip(range(12), pairs.p.tolist(), pairs.q.tolist(), strict=True))
+    for family, said in judges.verdicts(torch.stack(rows)).items():
+        decided = [(int(said[i]), q) for i, p, q in triples if int(said[i]) in (p, q)]
+        chosen = opinion.tipping_points[family]
+        assert (chosen.n, chosen.mean) == (len(decided), share([a == b for a, b in decided]))
+        assert opinion.third_class[family].mean == pytest.approx(1 - len(decided) / 12)
+    for family, said in judges.verdicts(drawn).items():
+        assert opinion.samples[family].mean == share(
+            [a == b for a, b in zip(said.tolist(), y, strict=True)]
+        )
+
+
+def test_samples_are_of_the_model_itself_and_depend_on_the_seed(mnist, digits, judges) -> None:
+    pairs = draw_pairs(mnist, digits, 20, seed=8)
+    of_seed = [
+        second_opinion(mnist, judges, pairs.images, pairs.q, seed=seed).samples
+        for seed in (0, 0, 1)
+    ]
+    assert of_seed[0] == of_seed[1] != of_seed[2]
+
+
+def test_a_planted_cue_reads_tipping_points_itself(judges) -> None:
+    model, data = load("fakemnist"), load_fake_mnist("test").first(8)
+    q = (model.predict(data.images).argmax(1) + 3) % 10
+    opinion = second_opinion(model, judges, data.images, q, cue=FAKE_MNIST_CUE)
+    explained = model.explain(data.images, q[:, None])
+    dots = explained.stored_tipping_point[:, 0, 0, :10, 0].argmax(1)
+    neither = share([d not in (a, b) for d, a, b in zip(dots, explained.p, q, strict=True)])
+    assert set(opinion.tipping_points) == set(opinion.samples) == {"cue"}
+    assert opinion.third_class["cue"].mean == neither
+    assert opinion.tipping_points["cue"].mean == share(
+        [bool(d == b) for d, a, b in zip(dots, explained.p, q, strict=True) if d in (a, b)]
+    )
+
+
+@pytest.mark.parametrize("name", [None, "mnist"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_shipped_judges_score_test_images_only(name: str | None, split: str, tmp_path) -> None:
+    with pytest.raises(InputError, match="ecinn judges fakemnist --seed 200 --out FILE"):
+        find_judges(name, "fakemnist", split)
+    others = tmp_path / "others.safetensors"
+    load_judges("mnist").save(others)
+    assert find_judges(str(others), "mnist", split).record["seed"] == 100
+
+
+def test_commands_measure_on_the_asked_split(tmp_path, judges, monkeypatch) -> None:
+    judges.save(tmp_path / "choosing.safetensors")
+    options = ("--n", 2, "--split", "validation", "--out", tmp_path, "--json")
+    code, stdout, stderr = run(
+        "benchmark", "counterfactuals", "--methods", "ecinn", *options,
+        "--judges", tmp_path / "choosing.safetensors",
+    )  # fmt: skip
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    pairs = draw_pairs(load("mnist"), load_mnist("validation"), 2, seed=0)
+    made = load("mnist").explain(pairs.images, pairs.q[:, None]).stored_convincing[:, 0]
+    en = float(elastic_net(pairs.images, made).mean())
+    assert result["split"] == "validation"
+    assert result["methods"][0]["images"]["elastic_net"]["mean"] == pytest.approx(en, abs=0.1)
+    assert set(result["opinion"]["samples"]) == set(judges.verdicts(pairs.images))
+    page = (tmp_path / "counterfactuals-mnist-validation.md").read_text()
+    assert "2 random validation images" in page
+    assert "all validation images" in page
+    assert page.count("| convolutional oracle |") == 1
+
+    few = functools.partial(consistency.measure_consistency, asked=(0.2,))
+    monkeypatch.setattr(consistency, "measure_consistency", few)
+    code, stdout, stderr = run("benchmark", "consistency", *options)
+    assert code == 0, stderr
+    expected = few(load("mnist"), load_mnist("validation"), (0, 1), n=2)
+    assert json.loads(stdout)["plain"]["obtained"] == pytest.approx(expected.plain.obtained)
+    assert "2 validation images" in (tmp_path / "consistency-mnist-validation.md").read_text()
 
 
 def test_error_for_missing_judges_names_the_command() -> None:

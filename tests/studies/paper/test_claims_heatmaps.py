@@ -42,6 +42,9 @@ def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})
     bad = noise_of({m: rough if m == "ecinn" else smooth for m in METHODS})
     assert judgement(maps.less_noisy(good)).verdict == "supported"
+    control = judgement(maps.less_noisy(good | {"white noise": bad["ecinn"]}))
+    variation = float(bad["ecinn"]["total variation"].mean())
+    assert f"| white noise | {variation:.3f} [" in control.table.markdown()
     assert judgement(maps.less_noisy(bad)).verdict == "refuted"
     assert judgement(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
     claim = judgement(maps.less_noisy_with_relu(good, bad))
@@ -290,3 +293,22 @@ def test_test_digits_are_explained_and_compared_with_training_digits(monkeypatch
     assert bool((digits.p != digits.q).all())
     compared = torch.randperm(300, generator=torch.Generator().manual_seed(6))[:200]
     assert torch.equal(digits.training, to_pixels(sets["train"].images[compared]))
+
+
+def test_maps_of_white_noise_are_shown_with_the_methods(monkeypatch) -> None:
+    context, given = Context(), {}
+    vars(context)["data"] = lambda dataset, split: random_images(40, 1, 3, 1)
+    noise = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+
+    def stop(values: maps.Noise) -> None:
+        given.update(values)
+        raise Seen
+
+    monkeypatch.setattr(ExplainedImages, "maps", lambda *_: {})
+    monkeypatch.setattr(ExplainedImages, "white_noise", lambda *_: noise)
+    monkeypatch.setattr(maps, "less_noisy", stop)
+    with pytest.raises(Seen):
+        next(maps.measure(Bench(context, Sizes(digits=9, maps=5)), small_model(dataset="mnist")))
+    steps = sum(noise.diff(dim=dim).abs().sum((1, 2, 3)) for dim in (2, 3))
+    variation = given["white noise"]["total variation"]
+    torch.testing.assert_close(variation, steps / noise.abs().sum((1, 2, 3)))

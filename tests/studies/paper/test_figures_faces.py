@@ -70,10 +70,10 @@ def test_maps_belong_to_the_named_methods(context: Context) -> None:
     assert list(made.figures) == ["figure-9a"]
     assert "--inception" in made.captions["figure-9a"]
     arrays = shown(made.figures["figure-9a"])
-    assert len(arrays) == 4 * 7
+    assert len(arrays) == 4 * 8
     model, data = context.model(""), context.data("", "test")
     draws = torch.Generator().manual_seed(9)
-    first = faces.Faces(context, "celeba-smile", 1, draws)
+    first = faces.draw_faces(context, 1, draws)[0]
     place = made.data["figure-9"]["celeba-smile"][0]["test_image"]
     assert place == int(first.places[0])
     x = model.pixels(data.images[place])
@@ -86,7 +86,9 @@ def test_maps_belong_to_the_named_methods(context: Context) -> None:
     assert len(set(found)) == len(found) == 200
     assert found != sorted(found)
     read = ("¬smile", "smile")[int(p)]
-    assert [text.get_text() for text in made.figures["figure-9a"].axes[0].texts].count(read) == 1
+    words = [text.get_text() for text in made.figures["figure-9a"].axes[0].texts]
+    assert words.count(read) == 1
+    assert words[:8] == ["input", "counterf.", *words[2:7], "white noise"]
     assert first.names == [read]
     for array, method in zip(arrays[2:7], METHODS, strict=True):
         how = {"baseline": sample.mean(0), "baselines": sample[:20]}
@@ -94,16 +96,50 @@ def test_maps_belong_to_the_named_methods(context: Context) -> None:
         limit = np.percentile(expected.double().mean(0).abs().numpy(), 99.5)
         drawn = pictures.heatmap_array(expected, float(limit)).astype(int)
         assert np.abs(drawn - array).max() <= 2
+    noise = torch.randn(x.shape, generator=draws) * (x - sample.mean(0))
+    limit = np.percentile(noise[0].double().mean(0).abs().numpy(), 99.5)
+    drawn = pictures.heatmap_array(noise[0], float(limit)).astype(int)
+    assert np.abs(drawn - arrays[7]).max() <= 2
+
+
+def test_every_row_shows_a_face_that_all_models_classify_correctly(
+    context: Context, generator: torch.Generator
+) -> None:
+    """Every model has random labels of its own; few faces are right for all four."""
+    model, data = context.model(""), context.data("", "test")
+    training = context.data("", "train")
+    predicted = model.predict(data.images).argmax(1)
+    right = torch.rand((4, 60), generator=generator) < 0.6
+    labelled = {
+        name: replace(data, labels=torch.where(right[row], predicted, 1 - predicted))
+        for row, name in enumerate(faces.FACE_MODELS)
+    }
+    one = Context()
+    one.__dict__["data"] = lambda dataset, split: training
+    one.__dict__["tested"] = lambda name: (model, labelled[name])
+    good = right.all(0).nonzero()[:, 0].tolist()
+    assert 2 < len(good) < 20
+    numbers = faces.figure_9(one).data["figure-9"]
+    places = {row["test_image"] for rows in numbers.values() for row in rows}
+    assert len(places) == 1
+    assert places <= set(good)
+    drawn = faces.draw_faces(one, len(good), generator)
+    for label in drawn:
+        assert sorted(label.places.tolist()) == good
+        assert torch.equal(label.explained.training, drawn[0].explained.training)
+    with pytest.raises(InputError, match=f"only {len(good)} of 60"):
+        faces.draw_faces(one, len(good) + 1, generator)
 
 
 def test_inception_explains_the_same_faces(context, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(faces.Faces, "_inception", other_network)
     made = faces.figure_9(with_inception(context, tmp_path))
     inn, cnn = (shown(made.figures[f"figure-9{part}"]) for part in "ab")
-    assert len(cnn) == 4 * 5
+    assert len(cnn) == 4 * 6
     for row in range(4):
-        assert np.array_equal(cnn[5 * row], inn[7 * row])
-        assert not np.array_equal(cnn[5 * row + 1], inn[7 * row + 3])
+        assert np.array_equal(inn[8 * row], inn[0])
+        assert np.array_equal(cnn[6 * row], inn[0])
+        assert not np.array_equal(cnn[6 * row + 1], inn[8 * row + 3])
 
 
 def test_a_missing_network_names_its_command(context, tmp_path) -> None:
@@ -152,20 +188,24 @@ def test_the_supplement_has_equally_many_faces_in_both_directions(context, monke
 def test_the_supplement_shows_the_same_faces_on_both_networks(
     context, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(supplement, "HEATMAP_FACES", 2)
+    monkeypatch.setattr(supplement, "HEATMAP_FACES", 3)
     alone = supplement.figure_9(context)
-    assert len(alone.books["supplement-9"]) == 4
+    assert len(alone.books["supplement-9"]) == 2
     assert list(alone.skipped.values()) == ["inception"]
     monkeypatch.setattr(faces.Faces, "_inception", other_network)
     both = supplement.figure_9(with_inception(context, tmp_path))
     assert not both.skipped
     assert both.data == alone.data
     pages = both.books["supplement-9"]
-    assert len(pages) == 8
-    for inn, cnn in zip(pages[::2], pages[1::2], strict=True):
-        # Input, counterfactual and five methods; input and four.
-        ours, others = shown(inn), shown(cnn)
-        assert (len(ours), len(others)) == (2 * 7, 2 * 5)
-        for row in range(2):
-            assert np.array_equal(ours[7 * row], others[5 * row])
-            assert not np.array_equal(ours[7 * row + 3], others[5 * row + 1])
+    assert len(pages) == 4
+    # Input, counterfactual, five methods and white noise; input, four methods and white noise.
+    ours, others = ([a for page in pages[part::2] for a in shown(page)] for part in (0, 1))
+    assert (len(ours), len(others)) == (3 * 4 * 8, 3 * 4 * 6)
+    images = context.data("", "test").images
+    for rows in both.data["supplement-9"].values():
+        for face, row in enumerate(rows):
+            wanted = pictures.image_array(images[row["test_image"]])
+            for label in range(4 * face, 4 * face + 4):
+                assert np.array_equal(ours[8 * label], wanted)
+                assert np.array_equal(others[6 * label], wanted)
+                assert not np.array_equal(ours[8 * label + 3], others[6 * label + 1])

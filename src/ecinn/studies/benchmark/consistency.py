@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
 from ecinn.drawing.table import Table, number, percent
 from ecinn.errors import InputError
 from ecinn.explanation.correction import Ends, Line, correct_alpha
@@ -42,6 +42,7 @@ class Consistency:
     """Images of two classes moved towards each other, at every level of p(p)."""
 
     classes: tuple[str, str]
+    split: Split
     n: int
     """Images; each is moved to every level."""
     seed: int
@@ -58,12 +59,17 @@ def measure_consistency(
     data: Dataset,
     classes: tuple[int, int],
     *,
+    split: Split = "test",
     n: int = 100,
     seed: int = 0,
     asked: Sequence[float] = ASKED,
     observe: Observer = ignore,
 ) -> Consistency:
-    """Move random, correctly classified test images of two classes towards the other class."""
+    """Move random, correctly classified images of two classes towards the other class.
+
+    Args:
+        split: the split that `data` is, for the report.
+    """
     images, p = draw_of_classes(model, data, classes, n, seed)
     count = counter(observe, "asked confidences", n)
     batches = []
@@ -86,6 +92,7 @@ def measure_consistency(
 
     return Consistency(
         classes=(model.class_names[classes[0]], model.class_names[classes[1]]),
+        split=split,
         n=n,
         seed=seed,
         asked=tuple(asked),
@@ -132,11 +139,11 @@ def _confidences(
 
     columns: list[tuple[Tensor, ...]] = []
     for level in asked:
-        alpha, reachable = equations.departing_alpha(z, delta, model.mu, p, level)
+        alpha, reachable = equations.departing_alpha(z, delta, model.mu, model.tau, p, level)
         moved = equations.corrected_latent(z, alpha, delta)
         image = model.decode(moved[:, 0])
         stored = stored_posterior(model, image)[:, None]
-        posterior = equations.log_posterior(moved, model.mu).exp()
+        posterior = equations.log_posterior(moved, model.mu, model.tau).exp()
         # The same line, walked backwards, leads to p.
         none = torch.zeros_like(p)
         ends = Ends(posterior, stored, alpha=-alpha, image=image[:, None], corrections=none)
@@ -156,7 +163,8 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
     obtained = zip(result.asked, result.plain.obtained, result.corrected.obtained, strict=True)
     return (
         Table.of(
-            f"Confidence asked and obtained between {first} and {second} ({result.n} test images)",
+            f"Confidence asked and obtained between {first} and {second} "
+            f"({result.n} {result.split} images)",
             [
                 {
                     "variant": name,
@@ -167,7 +175,15 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
                 }
                 for name, variant in variants.items()
             ],
-            [note("consistency", "variants", pairs=pairs, unreachable=result.unreachable)],
+            [
+                note(
+                    "consistency",
+                    "variants",
+                    split=result.split,
+                    pairs=pairs,
+                    unreachable=result.unreachable,
+                )
+            ],
         ),
         Table(
             "Mean obtained at every asked level",

@@ -1,25 +1,30 @@
-"""Measure models of faces on all test faces, and draw random and least likely examples."""
+"""Measure models of faces on all faces of a split, and draw random and difficult examples."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from ecinn.data.dataset import Dataset
+from ecinn.data.celeba import ATTRIBUTES
+from ecinn.data.dataset import Dataset, Split
+from ecinn.data.face_regions import region_mask
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.table import Table, percent
+from ecinn.drawing.table import NONE, Table, percent, percent_interval
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import counterfactual
 from ecinn.explanation.result import Explanation
-from ecinn.metrics.statistics import Interval, wilson
+from ecinn.metrics.heatmaps import importance, share_inside
+from ecinn.metrics.statistics import Interval, normal_interval, wilson
 from ecinn.model import Model
-from ecinn.pixels import StoredImages, to_pixels, to_uint8
+from ecinn.pixels import Labels, StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark import face_quality
+from ecinn.studies.benchmark.face_quality import Convinced, Realism
 from ecinn.studies.benchmark.quality import log_density
 from ecinn.studies.benchmark.record import note
 from ecinn.studies.inception.training import load_inception
@@ -27,132 +32,178 @@ from ecinn.studies.published import face_errors
 from ecinn.training.evaluation import Evaluation, evaluate
 
 BATCH = 50
-LEVELS = (None, 0.99)
-"""Asked confidences of the counterfactuals shown to Inception-V3; None is plain α₁."""
-SHEETS = {"random": "random test faces", "worst": "least likely counterfactuals"}
+TIPPING, DEFAULT, ASKED = "tipping points", "α₁", "99 % asked"
+"""Names of the counterfactuals that are judged."""
+CONFIDENCE = 0.99
+SAMPLES = 500
+TEMPERATURE = 0.7
+"""Of the samples that are judged."""
+HARDEST = 40
+MOUTHS = ("Smiling", "High_Cheekbones")
+"""Attributes for which a closed mouth has to open; the hardest of these are chosen among such."""
+SHEETS = {
+    "random": "random faces",
+    "worst": "least likely counterfactuals",
+    "hardest": "counterfactuals that convince the judges least",
+}
 """Titles of the pictures."""
 
 
 @dataclass(frozen=True)
-class Convinced:
-    """Counterfactuals that convince another network."""
-
-    confidence: float | None
-    """Asked confidence; None for plain α₁."""
-    judged: int
-    """Faces that both networks classify alike before any change."""
-    convinced: int
-    """Stored counterfactuals of these that the other network classifies as q."""
-    change: float
-    """Mean |x̂ − x| of these, in pixels of [0, 1]."""
-
-
-@dataclass(frozen=True)
 class FaceResult:
-    """One model on all test faces."""
+    """One model on all faces of a split."""
 
     evaluation: Evaluation
     change: float
     """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
+    outside: Interval
+    """Mean share of |x̂ − x| outside the oval of the face."""
     inception_error: float | None
     """Test error of Inception-V3 on the same faces, where it was trained."""
     paper_error: tuple[float, float] | None
     """Test errors of the paper's INN and Inception-V3."""
+    convinced: tuple[Convinced, ...]
+    """Predictions of the judges, and of Inception-V3 if it is available."""
+    realism: tuple[Realism, ...]
     random: tuple[int, ...]
-    """Test faces of the random sheet."""
+    """Faces of the random sheet."""
     worst: tuple[int, ...]
-    """Test faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
-    convinced: tuple[Convinced, ...] = ()
-    """Predictions of Inception-V3 for the counterfactuals, if it is available."""
+    """Faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
+    hardest: tuple[int, ...]
+    """Faces whose counterfactuals have the lowest probability of q by the judges."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The stored counterfactuals of all faces to the other class, on the CPU."""
+
+    p: Labels
+    images: Mapping[str, StoredImages]
+    log_p: Float[Tensor, " batch"]
+    """log p(x̂) of those at α₁."""
 
 
 def measure_faces(
     model: Model,
     data: Dataset,
+    panel: face_quality.JudgePanel,
+    reference: Dataset,
     *,
     n: int = 10,
     seed: int = 0,
     inception_error: float | None = None,
-    inception: nn.Module | None = None,
+    hardest: tuple[int, ...] | None = None,
     observe: Observer = ignore,
 ) -> tuple[FaceResult, dict[str, Image.Image]]:
-    """Measure one model; draw n random faces and the n least likely counterfactuals."""
+    """Measure one model; draw n random faces, the n least likely and the forty hardest.
+
+    Args:
+        reference: real faces of another split, with which counterfactuals are compared.
+        hardest: the faces to draw as the hardest; None chooses them for this model.
+    """
+    if hardest and max(hardest) >= len(data):
+        raise InputError(f"the hardest faces are not among these {len(data)}: use more faces")
     evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=observe)
-    count = counter(observe, f"{model.name}: finding the least likely", len(data))
-    log_p, change = [], 0.0
-    for start in range(0, len(data), BATCH):
-        likelihood, distance = _likelihood_and_change(model, data.images[start : start + BATCH])
-        log_p.append(likelihood.cpu())
-        change += float(distance.sum())
-        count(start + len(distance))
+    changed = change_faces(model, data.images, observe)
+    x, convincing = data.images, changed.images[DEFAULT]
+    moved = to_pixels(convincing) - to_pixels(x)
+    outside = share_inside(importance(moved), region_mask("background", *x.shape[2:]))
     generator = torch.Generator().manual_seed(seed)
     random = torch.randperm(len(data), generator=generator)[:n]
-    worst = torch.cat(log_p).argsort()[:n]
-    convinced: tuple[Convinced, ...] = ()
-    if inception is not None:
-        asking = counter(observe, f"{model.name}: asking Inception-V3", len(data))
-        convinced = convince(inception, model, data.images, count=asking)
+    worst = changed.log_p.argsort()[:n]
+    said = panel.judges.probabilities(convincing, panel.attribute)
+    of_one = torch.stack(list(said.values())).mean(0)
+    of_q = torch.where(changed.p == 0, of_one, 1 - of_one)
+    chosen = hardest_faces(data, changed.p, of_q) if hardest is None else torch.tensor(hardest)
     result = FaceResult(
         evaluation=evaluation,
-        change=change / len(data),
+        change=float(moved.abs().mean()),
+        outside=normal_interval(outside),
         inception_error=inception_error,
         paper_error=face_errors(model.recipe.dataset),
+        convinced=ask_panel(model, data, changed, panel, seed),
+        realism=face_quality.measure_realism(
+            panel.judges,
+            data,
+            changed.p,
+            {DEFAULT: changed.images[DEFAULT], ASKED: changed.images[ASKED]},
+            reference,
+            generator,
+        ),
         random=tuple(random.tolist()),
         worst=tuple(worst.tolist()),
-        convinced=convinced,
+        hardest=tuple(chosen.tolist()),
     )
+    titles = {kind: f"{model.name}: {title}" for kind, title in SHEETS.items()}
     sheets = {
-        kind: face_sheet(model.explain(data.images[rows]), f"{model.name}: {title}")
-        for (kind, title), rows in zip(SHEETS.items(), (random, worst), strict=True)
+        kind: face_sheet(model.explain(x[rows]), titles[kind])
+        for kind, rows in {"random": random, "worst": worst}.items()
     }
+    if len(chosen):
+        pairs = pair_grid(x[chosen], convincing[chosen], of_q[chosen], titles["hardest"])
+        sheets["hardest"] = draw(pairs, pictures.tile_for(x.shape[-1]))
     return result, sheets
 
 
 @torch.inference_mode()
-def _likelihood_and_change(model: Model, images: StoredImages) -> tuple[Tensor, Tensor]:
-    """Return log p of the stored counterfactuals, and their mean |x̂ − x|."""
-    x = model.pixels(images)
-    q = 1 - model.predict(x).argmax(1)
-    convincing = counterfactual(model, model.mu_bar, x, q)
-    log_p = log_density(model, to_pixels(to_uint8(convincing)))
-    return log_p, (convincing - x).abs().flatten(1).mean(1)
+def change_faces(model: Model, images: StoredImages, observe: Observer = ignore) -> Changed:
+    """Make tipping points and counterfactuals of all faces, by a model of two classes."""
+    count = counter(observe, f"{model.name}: changing faces", len(images))
+    predicted, log_p = [], []
+    made: dict[str, list[Tensor]] = {TIPPING: [], DEFAULT: [], ASKED: []}
+    for batch in images.split(BATCH):
+        plain = model.explain(batch, check=False)
+        asked = model.explain(batch, confidence=CONFIDENCE, check=False)
+        convincing = plain.stored_convincing[:, 0]
+        log_p.append(log_density(model, to_pixels(convincing)).cpu())
+        predicted.append(plain.p.cpu())
+        made[TIPPING].append(plain.stored_tipping_point[:, 0].cpu())
+        made[DEFAULT].append(convincing.cpu())
+        made[ASKED].append(asked.stored_convincing[:, 0].cpu())
+        count(sum(map(len, predicted)))
+    stored = {name: torch.cat(parts) for name, parts in made.items()}
+    return Changed(torch.cat(predicted), stored, torch.cat(log_p))
 
 
-@torch.inference_mode()
-def convince(
-    network: nn.Module,
-    model: Model,
-    images: StoredImages,
-    *,
-    levels: Sequence[float | None] = LEVELS,
-    batch_size: int = BATCH,
-    count: Callable[[int], None] = lambda done: None,
+def ask_panel(
+    model: Model, data: Dataset, changed: Changed, panel: face_quality.JudgePanel, seed: int
 ) -> tuple[Convinced, ...]:
-    """Count the stored counterfactuals of a model of two classes that convince another network.
-
-    Args:
-        network: returns logits of the model's classes from pixels in [0, 1].
-    """
-    judged, convinced, change = 0, [0] * len(levels), [0.0] * len(levels)
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
-        before = network(model.pixels(batch)).argmax(1).cpu()
-        agreed = before == model.predict(batch).argmax(1).cpu()
-        judged += int(agreed.sum())
-        for number, confidence in enumerate(levels):
-            if not agreed.any():
-                break
-            explanation = model.explain(batch[agreed], confidence=confidence)
-            stored = to_pixels(explanation.stored_convincing[:, 0].cpu())
-            after = network(stored.to(model.device)).argmax(1).cpu()
-            convinced[number] += int((after == explanation.q[:, 0].cpu()).sum())
-            moved = (stored - to_pixels(batch[agreed])).abs().flatten(1).mean(1)
-            change[number] += float(moved.sum())
-        count(start + len(batch))
-    return tuple(
-        Convinced(confidence, judged, successes, moved / max(judged, 1))
-        for confidence, successes, moved in zip(levels, convinced, change, strict=True)
+    """Show real faces, all counterfactuals and samples to a panel."""
+    before = panel.read(data.images)
+    judged = {name: read == changed.p for name, read in before.items()}
+    pixels = to_pixels(data.images)
+    return (
+        face_quality.convinced(panel, face_quality.REAL, data.images, data.labels),
+        *(
+            face_quality.convinced(
+                panel,
+                name,
+                images,
+                1 - changed.p,
+                judged,
+                float((to_pixels(images) - pixels).abs().mean()),
+            )
+            for name, images in changed.images.items()
+        ),
+        face_quality.show_samples(panel, model, SAMPLES, TEMPERATURE, seed),
     )
+
+
+def hardest_faces(
+    data: Dataset, p: Labels, of_q: Float[Tensor, " batch"]
+) -> Int[Tensor, " chosen"]:
+    """Return the faces with the lowest probability of q, lowest first.
+
+    For smiles and cheekbones, only closed mouths of faces without the attribute count, because
+    those have to open.
+    """
+    candidates = torch.ones_like(p, dtype=torch.bool)
+    mouths = [ATTRIBUTES.index(name) for name in MOUTHS]
+    if data.attributes is not None and data.attribute in mouths:
+        closed = data.attributes[:, ATTRIBUTES.index("Mouth_Slightly_Open")] == 0
+        candidates = closed & (data.labels == 0) & (p == 0)
+    rows = candidates.nonzero()[:, 0]
+    return rows[of_q[rows].argsort()[:HARDEST]]
 
 
 def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]:
@@ -173,6 +224,20 @@ def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]
     if not weights.is_file():
         return error, None
     return error, load_inception(weights, model.device, model.class_names).classifier
+
+
+def read_hardest(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the hardest faces of every model from the results of an earlier run."""
+    try:
+        results = json.loads(path.read_text())["results"]
+        return {name: tuple(map(int, each["hardest"])) for name, each in results.items()}
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{path} does not name the hardest faces: give a celeba.json that "
+            "`ecinn benchmark faces` wrote"
+        ) from None
 
 
 def face_sheet(explanation: Explanation, title: str) -> Image.Image:
@@ -216,24 +281,55 @@ def face_grid(explanation: Explanation, title: str) -> Grid:
     )
 
 
-def face_tables(results: Mapping[str, FaceResult]) -> list[Table]:
-    """Lay out one row per model and, where Inception-V3 is available, one per asked confidence."""
-    n = max(result.evaluation.n for result in results.values())
-    tables = [
-        Table.of(
-            f"On {n:,} test faces",
-            [_face_cells(name, result) for name, result in results.items()],
-            [note("faces", "models")],
+def pair_grid(
+    before: StoredImages, after: StoredImages, of_q: Float[Tensor, " batch"], title: str
+) -> Grid:
+    """Lay out faces above their counterfactuals, ten to a row, with the judges' mean p(q)."""
+    rows: list[tuple[Panel, ...]] = []
+    for some in torch.arange(len(before)).split(10):
+        inputs = tuple(Panel(pictures.image_array(before[row])) for row in some.tolist())
+        answers = tuple(
+            Panel(
+                pictures.image_array(after[row]),
+                pictures.percent(float(of_q[row])),
+                bool(of_q[row] < 0.5),
+            )
+            for row in some.tolist()
         )
+        rows += [inputs, answers]
+    names = (("input", ""), ("counterfactual", "judges' mean p(q)"))
+    return Grid(tuple(rows), title=title, names=names * (len(rows) // 2))
+
+
+def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> list[Table]:
+    """Lay out one row per model, and what other networks say about its faces."""
+    n = max(result.evaluation.n for result in results.values())
+    pairs = results.items()
+    return [
+        Table.of(
+            f"On {n:,} {split} faces",
+            [_face_cells(name, result) for name, result in pairs],
+            [note("faces", "models")],
+        ),
+        Table.of(
+            "Who else is convinced",
+            [_convinced_cells(name, each) for name, result in pairs for each in result.convinced],
+            [note("faces", "convinced", split=split)],
+        ),
+        Table.of(
+            "Realism",
+            [_realism_cells(name, each) for name, result in pairs for each in result.realism],
+            [
+                note(
+                    "faces",
+                    "realism",
+                    split=split,
+                    reference=face_quality.REFERENCE[split],
+                    k=face_quality.NEIGHBOURS,
+                )
+            ],
+        ),
     ]
-    convinced = [
-        _convinced_cells(name, level, result.inception_error)
-        for name, result in results.items()
-        for level in result.convinced
-    ]
-    if convinced:
-        tables.append(Table.of("Who else is convinced", convinced, [note("faces", "convinced")]))
-    return tables
 
 
 def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
@@ -242,7 +338,7 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
     paper_inn, paper_inception = result.paper_error or (None, None)
     return {
         "model": name,
-        "error %": _with_interval(evaluation.error, error),
+        "error %": percent_interval(error, 2),
         "paper's INN": percent(paper_inn),
         "Inception-V3": percent(result.inception_error),
         "paper's Inception-V3": percent(paper_inception),
@@ -252,20 +348,31 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
         "corrected": percent(evaluation.reached_q_corrected),
         "round trip": f"{evaluation.round_trip_error:.1e}",
         "mean change": f"{result.change:.4f}",
+        "outside the face %": percent_interval(result.outside),
     }
 
 
-def _convinced_cells(name: str, level: Convinced, error: float | None) -> dict[str, str]:
-    share = wilson(level.convinced, level.judged)
+def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
+    families = ("residual", "separable", face_quality.INCEPTION)
+    shares = {family: each.shares.get(family) for family in families}
     return {
         "model": name,
-        "asked confidence %": "α₁" if level.confidence is None else percent(level.confidence, 0),
-        "faces": str(level.judged),
-        "Inception-V3 says q %": _with_interval(share.mean, share),
-        "mean change": f"{level.change:.4f}",
-        "its accuracy on real faces %": percent(None if error is None else 1 - error),
+        "images": each.images,
+        **{f"{family} %": _with_interval(share) for family, share in shares.items()},
+        "mean change": NONE if each.change is None else f"{each.change:.4f}",
     }
 
 
-def _with_interval(share: float, interval: Interval) -> str:
-    return f"{percent(share)} ({percent(interval.low, 1)} – {percent(interval.high, 1)})"
+def _realism_cells(name: str, each: Realism) -> dict[str, str]:
+    return {
+        "model": name,
+        "q": each.target,
+        "images": each.images,
+        "faces": str(each.n),
+        **{f"Fréchet, {family}": f"{value:.3f}" for family, value in each.frechet.items()},
+        **{f"precision %, {f}": percent_interval(share) for f, share in each.precision.items()},
+    }
+
+
+def _with_interval(share: Interval | None) -> str:
+    return NONE if share is None else percent_interval(share)

@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import Heatmaps
+from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.data.planted import Cue
 from ecinn.metrics import heatmaps as metrics
@@ -26,6 +27,9 @@ LABELS: Mapping[str, str] = {
     "gradient_shap": "GradientSHAP",
 }
 RANDOM_ORDER = "random order"
+WHITE_NOISE = "white noise"
+CONTROLS = (RANDOM_ORDER, WHITE_NOISE)
+"""Rows of a block that are not methods."""
 COUNTERFACTUAL = "counterfactual"
 ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = {
     "Smiling": ("mouth",),
@@ -49,10 +53,17 @@ Role = Literal["counted", "compared", "shown"]
 """Compared with ECINNh and counted in the tally; compared but not counted; or neither.
 
 Not counted are measures that follow from others, replacement by ECINNh's own counterfactual, and
-similarity to random weights.
+similarity to random weights. Not compared are replacement in the order of |h|, and noise that is
+not relative to white noise.
 """
 Baseline = Literal["mean", "black"]
 Word = Literal["better", "worse", "no difference", "more", "less"]
+NOISE: tuple[tuple[str, Better, Callable[[Images], PerImage]], ...] = (
+    ("total variation", "less", metrics.total_variation),
+    ("spatial coherence", "more", metrics.spatial_coherence),
+    ("high-frequency share", "less", metrics.high_frequency_share),
+)
+"""Measures of noise with the better direction."""
 _SUFFIXES = {"replacement": "", "magnitude": ", by |h|", "cross-check": ", by the CNN"}
 
 
@@ -73,7 +84,7 @@ class Comparison:
 
     difference: Interval
     verdict: Word
-    """Verdict on ECINNh; "more" or "less" if neither direction is better."""
+    """What it says about ECINNh; "more" or "less" where a measure has no better direction."""
 
 
 @dataclass(frozen=True)
@@ -255,13 +266,59 @@ def localisation(
     return values
 
 
+def white_noise_maps(
+    network: ExplainedINN | nn.Module,
+    x: Images,
+    baseline: Float[Tensor, "channels height width"],
+    generator: torch.Generator,
+    batch_size: int = 100,
+) -> Images:
+    """(x − baseline) Aᵀε: gradient maps where the gradient at the network's own input is noise.
+
+    A is the linear step with which the network prepares its images. Inception-V3 enlarges 64×64 to
+    224×224 pixels, so its adjoint Aᵀ takes weighted sums over overlapping patches of 7×7 pixels, a
+    low-pass filter: every map becomes smoother, whatever the network has learned. The noise of two
+    networks is therefore comparable only relative to these maps, the null of each network. The INN
+    and small CNNs read the image itself: A is the identity.
+
+    Attributing to the enlarged pixels would avoid the filter, but then the maps of two networks
+    have different sizes, and noise is measured at different scales.
+
+    Args:
+        network: its attribute `enlarge` is A; networks without it read the image itself.
+        generator: draws ε, on its own device.
+    """
+    enlarge = getattr(network, "enlarge", nn.Identity())
+    parts = []
+    for some in x.split(batch_size):
+        enlarged, adjoint, *_ = torch.func.vjp(enlarge, torch.zeros_like(some))
+        noise = torch.randn(enlarged.shape, generator=generator, device=generator.device)
+        parts.append((some - baseline) * adjoint(noise.to(enlarged))[0])
+    return torch.cat(parts)
+
+
 def noisiness(maps: Images) -> dict[Measure, PerImage]:
-    """Measure changes from pixel to pixel."""
+    """Measure changes from pixel to pixel; only `relative_noisiness` is compared."""
     return {
-        Measure("noise", "total variation", "less"): metrics.total_variation(maps),
-        Measure("noise", "spatial coherence", "more"): metrics.spatial_coherence(maps),
-        Measure("noise", "high-frequency share", "less"): metrics.high_frequency_share(maps),
+        Measure("noise", name, better, "shown"): function(maps) for name, better, function in NOISE
     }
+
+
+def relative_noisiness(
+    noise: Mapping[Measure, PerImage], null: Mapping[Measure, Float[Tensor, " draws"]]
+) -> dict[Measure, PerImage]:
+    """(m − s) / (mean(null) − s) of every measure m, where s is its value for a constant map.
+
+    0 is perfectly smooth, and 1 as noisy as white noise that took the same way (`null`, the
+    measures of `white_noise_maps`). The relative measures of different networks are comparable.
+    """
+    values = {}
+    for measure, value in noise.items():
+        smooth = 1.0 if measure.better == "more" else 0.0
+        name = "spatial incoherence" if measure.better == "more" else measure.name
+        relative = (value - smooth) / (null[measure].mean() - smooth)
+        values[Measure("noise", f"relative {name}", "less")] = relative
+    return values
 
 
 def similarity(

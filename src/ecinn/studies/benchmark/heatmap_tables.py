@@ -9,8 +9,8 @@ from ecinn.drawing.table import NONE, Table
 from ecinn.metrics.heatmaps import STEPS
 from ecinn.metrics.statistics import Interval
 from ecinn.studies.benchmark.heatmap_measures import (
+    CONTROLS,
     LABELS,
-    RANDOM_ORDER,
     Block,
     Comparison,
     HeatmapBenchmark,
@@ -134,7 +134,7 @@ def _tally(block: Block) -> str:
     verdicts = [
         row.against[name].verdict
         for row in block.rows
-        if row.method != RANDOM_ORDER
+        if row.method not in CONTROLS
         for name in counted
         if name in row.against and row.against[name].verdict not in ("more", "less")
     ]

@@ -31,6 +31,7 @@ from ecinn.studies.benchmark.heatmap_measures import (
     COUNTERFACTUAL,
     LABELS,
     RANDOM_ORDER,
+    WHITE_NOISE,
     Baseline,
     Block,
     Comparison,
@@ -43,8 +44,10 @@ from ecinn.studies.benchmark.heatmap_measures import (
     Shown,
     localisation,
     noisiness,
+    relative_noisiness,
     similarity,
     verdict,
+    white_noise_maps,
 )
 from ecinn.studies.benchmark.quality import CUES
 from ecinn.studies.benchmark.random_weights import randomised_cnn, randomised_inn
@@ -101,6 +104,8 @@ class Bench:
     x: Images
     inn: Subject
     methods: tuple[HeatmapMethod, ...]
+    baseline: Float[Tensor, "channels height width"]
+    """Reference of Integrated Gradients and DeepLift."""
     attribute: Callable[..., Heatmaps]
     """`heatmaps` with baselines and batch size."""
     settings: Settings
@@ -159,6 +164,7 @@ class Bench:
 
         made: dict[str, Made] = {}
         values: dict[str, dict[Measure, PerImage]] = {}
+        nulls = {each.name: self.null(each) for each in (subject, self.inn)}
         count = counter(self.observe, f"{name}, pixels replaced", len(self.methods) + 1)
         for number, method in enumerate(self.methods, 1):
             task = f"{name}, {LABELS[method]}"
@@ -171,10 +177,12 @@ class Bench:
             other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
             areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
+            measured = noisiness(maps)
             values[method] = {
                 **functools.reduce(operator.or_, areas),
                 **localisation(self.dataset, self.cue, importance(maps), p, q),
-                **noisiness(maps),
+                **measured,
+                **relative_noisiness(measured, nulls[explained.name]),
                 **similarity("stability", maps[first], again.maps),
                 **similarity("random weights", maps[first], other.maps),
             }
@@ -182,10 +190,18 @@ class Bench:
         del readers[1]  # the order of |h| means nothing here
         areas = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
         values[RANDOM_ORDER] = functools.reduce(operator.or_, areas)
+        null = nulls[subject.name]
+        values[WHITE_NOISE] = {**null, **relative_noisiness(null, null)}
         count(len(self.methods) + 1)
         same = float((subject.pairs.p == self.inn.pairs.p).double().mean())
         rows = tuple(self._row(method, values, made) for method in values)
         return Block(name, same, tuple(values["ecinn"]), rows), made
+
+    def null(self, subject: Subject) -> dict[Measure, PerImage]:
+        """Measure maps of the same images whose gradient is white noise."""
+        generator = torch.Generator().manual_seed(self.seed)
+        images = (self.x, self.baseline, generator, 4 * self.batch_size)
+        return noisiness(white_noise_maps(subject.network, *images))
 
     def _row(
         self,
@@ -281,15 +297,17 @@ def measure_heatmaps(
     batch_size = batch_size or BATCH_SIZE.get(model.device.type, 32)
     inn = ExplainedINN(model.classifier, model.mu_bar)
     random_inn = randomised_inn(model, sample, seed)
+    reference = sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0])
     bench = Bench(
         dataset=dataset,
         cue=cues.get(dataset),
         x=model.pixels(pairs.images),
         inn=Subject("INN", inn, random_inn, pairs, model.predict),
         methods=chosen,
+        baseline=reference,
         attribute=functools.partial(
             heatmaps,
-            baseline=sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0]),
+            baseline=reference,
             baselines=sample[: DEFAULTS.baselines],
             batch_size=batch_size,
         ),

@@ -9,16 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
 from ecinn.drawing.table import percent
 from ecinn.errors import InputError
+from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.statistics import Interval, normal_interval
+from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels, StoredImages, dequantise
+from ecinn.pixels import Images, Labels, StoredImages, dequantise, to_uint8
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.judges import Judges, load_judges
+from ecinn.studies.judges import Judges, load_judges, shipped_judges
 
 CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
 """Datasets whose class is a planted cue. Their judges recognise what the images show otherwise."""
@@ -31,6 +32,18 @@ PERFECT = "perfect answer"
 _BATCH = 500
 
 RealFeatures = Float[Tensor, "real features"]
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What independent readers, oracles or a planted cue, see in a model's own images."""
+
+    tipping_points: Mapping[str, Interval]
+    """Share of tipping points that each reads as q, of those it reads as p or q; perfect: ½."""
+    third_class: Mapping[str, Interval]
+    """Share of tipping points that each reads as another class."""
+    samples: Mapping[str, Interval]
+    """Share of samples from p(x|y), at temperature 1, that each reads as y."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,40 @@ def judge(
     )
 
 
+@torch.inference_mode()
+def second_opinion(
+    model: Model,
+    judges: Judges,
+    images: StoredImages,
+    q: Labels,
+    *,
+    seed: int = 0,
+    cue: Cue | None = None,
+    observe: Observer = ignore,
+) -> SecondOpinion:
+    """Read the tipping points of these images and as many samples, both stored with 8 bits."""
+
+    def read(made: StoredImages) -> Mapping[str, Labels]:
+        return judges.verdicts(made) if cue is None else {"cue": cue.read(made)}
+
+    targets = q[:, None].to(model.device)
+    explanation = model.explain(images, targets, check=False, observe=observe)
+    p, q = explanation.p.cpu(), explanation.q[:, 0].cpu()
+    tipping_points = read(explanation.stored_tipping_point[:, 0].cpu())
+    y = torch.arange(len(images)) % len(model.class_names)
+    generator = torch.Generator(model.device).manual_seed(seed)
+    with exact_convolutions():
+        samples = read(to_uint8(model.classifier.sample(y.to(model.device), generator)).cpu())
+    preferences = {name: metrics.prefers_q(said, p, q) for name, said in tipping_points.items()}
+    return SecondOpinion(
+        tipping_points={name: proportion(value) for name, value in preferences.items()},
+        third_class={
+            name: proportion((said != p) & (said != q)) for name, said in tipping_points.items()
+        },
+        samples={name: proportion(said == y) for name, said in samples.items()},
+    )
+
+
 def verdict_cells(
     verdict: Verdict | None, record: Mapping[str, Any], *, planted: bool
 ) -> dict[str, str]:
@@ -106,8 +153,18 @@ def verdict_cells(
     return cells
 
 
-def find_judges(name_or_path: str | None, dataset: str) -> Judges:
-    """Load the given judges, or those that ship for the dataset."""
+def refuse_choices(name_or_path: str | None, dataset: str, split: Split) -> None:
+    """Refuse to score other images than test images with shipped judges, also the default."""
+    if split != "test" and name_or_path in (None, *shipped_judges()):
+        raise InputError(
+            f"the shipped judges take no part in choices, so they score test images only: train "
+            f"others with `ecinn judges {dataset} --seed 200 --out FILE` and give --judges FILE"
+        )
+
+
+def find_judges(name_or_path: str | None, dataset: str, split: Split = "test") -> Judges:
+    """Load the given judges, or those that ship for the dataset; these score test images only."""
+    refuse_choices(name_or_path, dataset, split)
     if name_or_path is None and dataset not in JUDGES:
         raise InputError(
             f"no judges ship for {dataset}: train them with `ecinn judges {dataset} --out FILE` "

@@ -46,7 +46,7 @@ def randomised_inn(model: Model, images: Images, seed: int) -> ExplainedINN:
     for _ in range(1000):
         directions = F.normalize(normal(fresh.mu)) * (trained.class_distance / math.sqrt(2))
         fresh.mu.copy_(z.mean(0) + directions)
-        if len(equations.log_posterior(z, fresh.mu).argmax(1).unique()) == trained.classes:
+        if len(equations.predicted_class(z, fresh.mu).unique()) == trained.classes:
             return ExplainedINN(fresh, class_means([z], fresh.mu))
     raise EcinnError("with random weights some class is never predicted: choose another --seed")
 

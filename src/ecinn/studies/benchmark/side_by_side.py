@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ecinn.attribution import search
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Split
 from ecinn.data.planted import Cue
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
@@ -26,11 +26,13 @@ from ecinn.studies.benchmark.quality import (
     PERFECT,
     REAL,
     RealFeatures,
+    SecondOpinion,
     Verdict,
     bits_per_dim,
     judge,
     predicted_classes,
     random_of_class,
+    second_opinion,
 )
 from ecinn.studies.judges import Judges, scaled
 from ecinn.training.evaluation import random_offsets
@@ -74,10 +76,10 @@ METHODS: Mapping[str, Prepare] = {
 
 @dataclass(frozen=True)
 class Pairs:
-    """Test images, their predicted classes p, and their target classes q."""
+    """Images, their predicted classes p, and their target classes q."""
 
     index: Int[Tensor, " batch"]
-    """Positions among the test images."""
+    """Positions in the split."""
     images: StoredImages
     p: Labels
     q: Labels
@@ -142,13 +144,15 @@ class SideBySide:
     """All rows and the conditions under which they were measured."""
 
     dataset: str
+    split: Split
     n: int
     seed: int
     batch_size: int
     cout_images: int
     originals_bits_per_dim: Interval
     originals_frechet: float
-    """Fréchet distance of the drawn originals to all test images: the value of chance."""
+    """Fréchet distance of the drawn originals to all images of the split: the value of chance."""
+    opinion: SecondOpinion
     references: tuple[Scores, ...]
     methods: tuple[Scores, ...]
 
@@ -159,14 +163,14 @@ class Bench:
 
     model: Model
     data: Dataset
-    """All test images."""
+    """All images of the split."""
     judges: Judges
     seed: int = 0
     cue: Cue | None = None
 
     @functools.cached_property
     def real_features(self) -> RealFeatures:
-        """Features of all test images."""
+        """Features of all images of the split."""
         return self.judges.features(self.data.images)
 
     def bits_per_dim(self, images: StoredImages) -> Interval:
@@ -190,9 +194,9 @@ def require_known(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def draw_pairs(model: Model, data: Dataset, n: int, seed: int) -> Pairs:
-    """Draw random test images and a uniformly random target for each."""
+    """Draw random images and a uniformly random target for each."""
     if not 2 <= n <= len(data):
-        raise InputError(f"n must be from 2 to {len(data)} (the number of test images), not {n}")
+        raise InputError(f"n must be from 2 to {len(data)} (the number of images), not {n}")
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(len(data), generator=generator)[:n]
     images = data.images[index]
@@ -321,6 +325,7 @@ def compare_methods(
     methods: Sequence[str],
     load_training: Callable[[], Dataset],
     *,
+    split: Split = "test",
     n: int = 500,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
@@ -328,12 +333,18 @@ def compare_methods(
     observe: Observer = ignore,
     keep: Keep = lambda result, pairs, made: None,
 ) -> SideBySide:
-    """Run and score every method; `keep` receives all results after each method."""
+    """Run and score every method; `keep` receives all results after each method.
+
+    Args:
+        split: the split that `data` is, for the report.
+    """
     require_known(methods, tuple(known))
-    bench = Bench(model, data, judges, seed, CUES.get(model.recipe.dataset))
+    cue = CUES.get(model.recipe.dataset)
+    bench = Bench(model, data, judges, seed, cue)
     pairs = draw_pairs(model, data, n, seed)
     result = SideBySide(
         dataset=model.recipe.dataset,
+        split=split,
         n=n,
         seed=seed,
         batch_size=batch_size,
@@ -341,6 +352,9 @@ def compare_methods(
         originals_bits_per_dim=bench.bits_per_dim(pairs.images),
         originals_frechet=metrics.frechet_distance(
             judges.features(pairs.images), bench.real_features
+        ),
+        opinion=second_opinion(
+            model, judges, pairs.images, pairs.q, seed=seed, cue=cue, observe=observe
         ),
         references=_references(bench, pairs),
         methods=(),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ecinn.drawing import grid
 from ecinn.drawing.pictures import image_array
-from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.drawing.table import NONE, Table, number, percent, percent_interval
 from ecinn.errors import InputError
 from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
 from ecinn.studies.benchmark.record import note, wording
@@ -44,7 +44,7 @@ _DISTANCE = (
 
 
 def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Lay out who is convinced, distance and realism, and cost."""
+    """Lay out who is convinced, distance and realism, tipping points and samples, and cost."""
     planted = result.dataset in CUES
     rows = (*result.methods, *result.references)
     about = wording()["methods"]
@@ -77,14 +77,29 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
     originals = {
         "frechet": number(result.originals_frechet),
         "bits_per_dim": number(result.originals_bits_per_dim, 3),
+        "split": result.split,
     }
-    title = f"Who is convinced ({result.dataset}, {result.n} random test images)"
+    opinion = result.opinion
+    title = f"Who is convinced ({result.dataset}, {result.n} random {result.split} images)"
     return (
         Table.of(title, convinced, notes),
         Table.of(
             "Distance and realism",
             [{"method": row.method, **_cells(row, _DISTANCE)} for row in rows],
             [note("side_by_side", "distance", **originals)],
+        ),
+        Table.of(
+            "Tipping points and samples",
+            [
+                {
+                    "read by": reader if planted else f"{reader} oracle",
+                    "tipping points read as q, of those read as p or q %": percent_interval(share),
+                    "as a third class %": percent_interval(opinion.third_class[reader]),
+                    "samples of y read as y %": percent_interval(opinion.samples[reader]),
+                }
+                for reader, share in opinion.tipping_points.items()
+            ],
+            [note("side_by_side", "opinion", n=result.n)],
         ),
         Table.of(
             "Cost",
@@ -282,7 +297,7 @@ def sheet(
     return grid.draw(
         grid.Grid(
             tuple(rows),
-            title=f"The same {shown} random test images by every method ({result.dataset})",
+            title=f"The same {shown} random images by every method ({result.dataset})",
             caution=f"Orange: the {who} does not read the target, whatever the model predicts.",
             names=tuple(names),
         )

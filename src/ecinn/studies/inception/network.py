@@ -25,13 +25,14 @@ class InceptionClassifier(nn.Module):
     """torchvision's Inception-V3 without auxiliary classifier, for images of any size.
 
     The network enlarges its images, so that attributions refer to the same pixels as the INN's.
+    This also smooths them: a gradient passes through the adjoint of `enlarge`, a low-pass filter.
     """
 
     def __init__(self, classes: int, side: int = SIDE) -> None:
         super().__init__()
         if side < SMALLEST_SIDE:
             raise InputError(f"Inception-V3 needs a side of {SMALLEST_SIDE} pixels, not {side}")
-        self.side = side
+        self.enlarge = nn.Upsample((side, side), mode="bilinear", align_corners=False)
         network = torchvision_models().inception_v3(
             weights=None, aux_logits=False, num_classes=classes, init_weights=True
         )
@@ -41,8 +42,7 @@ class InceptionClassifier(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]."""
-        enlarged = F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False)
-        logits: Tensor = self.network(enlarged)
+        logits: Tensor = self.network(self.enlarge(x))
         return logits
 
 

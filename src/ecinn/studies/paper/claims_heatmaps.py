@@ -20,7 +20,13 @@ from ecinn.metrics.statistics import (
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.benchmark.heatmap_measures import LABELS, Reader, noisiness, verdict
+from ecinn.studies.benchmark.heatmap_measures import (
+    LABELS,
+    WHITE_NOISE,
+    Reader,
+    noisiness,
+    verdict,
+)
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
@@ -59,7 +65,8 @@ def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
     digits = explained_images(model, sample, compared, sizes.maps)
     done = counter(observe, f"heatmaps of {model.name}", len(METHODS))
     inn = noise_of(digits.maps(digits.inn, METHODS, done))
-    yield less_noisy(inn)
+    noise = digits.white_noise(digits.inn, torch.Generator().manual_seed(seed))
+    yield less_noisy(inn | {WHITE_NOISE: _noise(noise)})
     judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
     yield less_noisy_with_relu(inn, noise_of(digits.maps(judge)))
     yield relu_is_the_cause(bench.once(twins_of_digits), inn)
@@ -93,14 +100,11 @@ def explained_images(model: Model, pairs: Pairs, training: Images, n: int) -> Ex
 
 def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
     """Total variation, spatial coherence and share of high frequencies, per image."""
-    return {
-        method: {measure.name: values for measure, values in noisiness(made.maps).items()}
-        for method, made in maps.items()
-    }
+    return {method: _noise(made.maps) for method, made in maps.items()}
 
 
 def less_noisy(noise: Noise) -> Measurement:
-    """Compare ECINNh with every other method, paired over images."""
+    """Compare ECINNh with every other method, paired over images; also show white noise."""
     votes = [
         _better(noise["ecinn"][name], noise[method][name], better)
         for method in GRADIENT_METHODS
@@ -112,7 +116,7 @@ def less_noisy(noise: Noise) -> Measurement:
         numbers,
         [votes],
         {"won": sum(votes), "compared": len(votes)},
-        rows=[[LABELS[method], *(numbers[method][name] for name in BETTER)] for method in noise],
+        rows=[[LABELS.get(m, m), *(numbers[m][name] for name in BETTER)] for m in noise],
     )
 
 
@@ -340,6 +344,10 @@ def relu_is_the_cause(twins: Twins, inn: Noise) -> Measurement:
 def _range(values: Tensor) -> Interval:
     """Mean, minimum and maximum of values that are too few for a bootstrap."""
     return Interval(float(values.mean()), float(values.min()), float(values.max()), len(values))
+
+
+def _noise(maps: Images) -> dict[str, Tensor]:
+    return {measure.name: values for measure, values in noisiness(maps).items()}
 
 
 def _mean_over_methods(noise: Noise, name: str) -> Tensor:

@@ -33,17 +33,34 @@ def draw(
     generator: torch.Generator,
 ) -> Int[Tensor, " n"]:
     """Draw n of these images that the model classifies correctly; return their positions."""
+    return draw_for_all([(model, data)], among, n, generator)
+
+
+def draw_for_all(
+    tested: Sequence[tuple[Model, Dataset]],
+    among: Bool[Tensor, " batch"],
+    n: int,
+    generator: torch.Generator,
+) -> Int[Tensor, " n"]:
+    """Draw n of these images that every model classifies correctly; return their positions.
+
+    Args:
+        tested: models with their test sets, which have the same images and labels of their own.
+    """
     candidates = among.nonzero()[:, 0]
     shuffled = candidates[torch.randperm(len(candidates), generator=generator)]
     correct: list[Tensor] = []
     for places in shuffled.split(max(n, min(_BATCH_SIZE, 2 * n))):
-        predicted = model.predict(data.images[places]).argmax(1).cpu()
-        correct.append(places[predicted == data.labels[places]])
+        right = [
+            model.predict(data.images[places]).argmax(1).cpu() == data.labels[places]
+            for model, data in tested
+        ]
+        correct.append(places[torch.stack(right).all(0)])
         if sum(map(len, correct)) >= n:
             return torch.cat(correct)[:n]
     raise InputError(
-        f"the model classifies only {sum(map(len, correct))} of {len(candidates)} such test "
-        f"images correctly, but {n} are needed: use more images or another model"
+        f"only {sum(map(len, correct))} of {len(candidates)} such test images are classified "
+        f"correctly, but {n} are needed: use more images or another model"
     )
 
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import METHODS, HeatmapMethod
@@ -15,10 +16,11 @@ from ecinn.errors import InputError
 from ecinn.pixels import to_uint8
 from ecinn.progress import counter
 from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
+from ecinn.studies.benchmark.heatmap_measures import WHITE_NOISE
 from ecinn.studies.benchmark.heatmaps import SAMPLE
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper.artefact import Context, Made, Need, caption
-from ecinn.studies.paper.explained import columns, draw, every_image
+from ecinn.studies.paper.explained import columns, draw, draw_for_all, every_image
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
@@ -53,37 +55,48 @@ def figure_8(context: Context) -> Made:
 
 
 class Faces:
-    """Random faces of one label with the heatmaps of all methods, a row per face."""
+    """Faces explained by the model of one label with all methods, a row per face.
 
-    def __init__(self, context: Context, name: str, n: int, generator: torch.Generator) -> None:
-        self.context, self.name = context, name
+    Args:
+        places: positions of the faces in the test set.
+        training: positions of the baselines in the training set.
+        generator: draws the white noise.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        places: Int[Tensor, " faces"],
+        training: Int[Tensor, " sample"],
+        generator: torch.Generator,
+    ) -> None:
+        self.context, self.name, self.places = context, name, places
+        self.generator = generator
         self.model, data = context.tested(name)
-        training = context.data(self.model.recipe.dataset, "train")
         self.attribute = self.model.recipe.dataset.partition("/")[2]
-        everybody = torch.ones(len(data), dtype=torch.bool)
-        self.places = draw(self.model, data, everybody, n, generator)
-        self.explanation = self.model.explain(data.images[self.places], check=False)
-        order = torch.randperm(len(training), generator=generator)[:SAMPLE]
+        self.explanation = self.model.explain(data.images[places], check=False)
         e, device = self.explanation, self.model.device
         x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
-        sample = self.model.pixels(training.images[order])
-        self.explained = ExplainedImages(self.model, x, p, q, sample)
+        sample = context.data(self.model.recipe.dataset, "train").images[training]
+        self.explained = ExplainedImages(self.model, x, p, q, self.model.pixels(sample))
 
     def inn_rows(self) -> list[tuple[Panel, ...]]:
-        """Input, counterfactual, ECINNh, and the gradient methods on the INN."""
+        """Input, counterfactual, ECINNh, the gradient methods on the INN, and white noise."""
         e = self.explanation
         faces = torch.stack([to_uint8(e.x), e.stored_convincing[:, 0]], 1)
         return _rows(faces, [e.heatmap[:, 0], *self._gradient_maps(self.explained.inn)])
 
     def cnn_rows(self, network: nn.Module | None = None) -> list[tuple[Panel, ...]]:
-        """Input, and the gradient methods on Inception-V3 for the same p and q."""
+        """Input, the gradient methods on Inception-V3 for the same p and q, and white noise."""
         maps = self._gradient_maps(network or self._inception())
         return _rows(to_uint8(self.explanation.x)[:, None], maps)
 
     def _gradient_maps(self, explained: ExplainedINN | nn.Module) -> list[Tensor]:
         done = counter(self.context.observe, f"{self.name}, heatmaps", len(GRADIENT_METHODS))
         made = self.explained.maps(explained, done=done, batch_size=_BATCH_SIZE)
-        return [heatmaps.maps.cpu() for heatmaps in made.values()]
+        noise = self.explained.white_noise(explained, self.generator)
+        return [*(heatmaps.maps.cpu() for heatmaps in made.values()), noise.cpu()]
 
     def _inception(self) -> nn.Module:
         path = Path(self.context.inception or "") / f"{self.attribute}.safetensors"
@@ -119,41 +132,55 @@ def _rows(images: Tensor, maps: Sequence[Tensor]) -> list[tuple[Panel, ...]]:
     return rows
 
 
-def inn_grid(faces: Sequence[Faces]) -> Grid:
-    """Arrange the rows on the INNs, with the methods as headings."""
-    panels = [row for label in faces for row in label.inn_rows()]
-    return _grid(faces, panels, ("input", "counterf."), METHODS)
+def draw_faces(context: Context, n: int, generator: torch.Generator) -> list[Faces]:
+    """Draw n test faces that all four models classify correctly; every model explains them."""
+    tested = [context.tested(name) for name in FACE_MODELS]
+    model, data = tested[0]
+    everybody = torch.ones(len(data), dtype=torch.bool)
+    places = draw_for_all(tested, everybody, n, generator)
+    training = context.data(model.recipe.dataset, "train")
+    sample = torch.randperm(len(training), generator=generator)[:SAMPLE]
+    return [Faces(context, name, places, sample, generator) for name in FACE_MODELS]
 
 
-def cnn_grid(faces: Sequence[Faces]) -> Grid:
+def inn_grids(labels: Sequence[Faces]) -> list[Grid]:
+    """Arrange the maps on the INNs: a grid per face, a row per label, a column per method."""
+    return _grids(labels, [each.inn_rows() for each in labels], ("input", "counterf."), METHODS)
+
+
+def cnn_grids(labels: Sequence[Faces]) -> list[Grid]:
     """Arrange the same rows on Inception-V3, which the context must have."""
-    panels = [row for label in faces for row in label.cnn_rows()]
-    return _grid(faces, panels, ("input",), GRADIENT_METHODS)
+    return _grids(labels, [each.cnn_rows() for each in labels], ("input",), GRADIENT_METHODS)
 
 
-def _grid(
-    faces: Sequence[Faces],
-    panels: Sequence[tuple[Panel, ...]],
+def _grids(
+    labels: Sequence[Faces],
+    rows: Sequence[Sequence[tuple[Panel, ...]]],
     first: tuple[str, ...],
     methods: Sequence[HeatmapMethod],
-) -> Grid:
-    names = tuple(name for label in faces for name in label.names)
-    headings = [SHORT_NAMES.get(method, METHOD_NAMES[method]) for method in methods]
-    return Grid(tuple(panels), names, (*first, *headings))
+) -> list[Grid]:
+    names = [SHORT_NAMES.get(method, METHOD_NAMES[method]) for method in methods]
+    return [
+        Grid(panels, classes, (*first, *names, WHITE_NOISE))
+        for panels, classes in zip(
+            zip(*rows, strict=True),
+            zip(*(each.names for each in labels), strict=True),
+            strict=True,
+        )
+    ]
 
 
 def figure_9(context: Context) -> Made:
-    """Heatmaps of four labels by five methods, on INNs and on Inception-V3."""
-    generator = context.generator(9)
-    faces = [Faces(context, name, 1, generator) for name in FACE_MODELS]
-    figures = {"figure-9a": draw_grid(inn_grid(faces))}
+    """Heatmaps of one face by the models of four labels, on INNs and on Inception-V3."""
+    labels = draw_faces(context, 1, context.generator(9))
+    figures = {"figure-9a": draw_grid(inn_grids(labels)[0])}
     captions = {"figure-9a": caption("figure-9")}
     skipped: Mapping[str, Need] = {}
     if context.inception is None:
         captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
         skipped = {"figure-9b": "inception"}
     else:
-        figures["figure-9b"] = draw_grid(cnn_grid(faces))
-        captions["figure-9b"] = "(b) The same faces, p and q on Inception-V3, for the same labels."
-    data = {"figure-9": {label.name: label.numbers for label in faces}}
+        figures["figure-9b"] = draw_grid(cnn_grids(labels)[0])
+        captions["figure-9b"] = caption("figure-9b")
+    data = {"figure-9": {label.name: label.numbers for label in labels}}
     return Made(figures, data=data, captions=captions, skipped=skipped)

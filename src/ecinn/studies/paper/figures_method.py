@@ -129,10 +129,10 @@ def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], nam
 
 
 def plane_basis(w: Float[Tensor, " dim"], delta: Float[Tensor, " dim"]) -> Float[Tensor, "2 dim"]:
-    """Orthonormal basis of the plane that Δ and w = μ_q − μ_p span, by Gram–Schmidt; Δ/‖Δ‖ first.
+    """Orthonormal basis of the plane spanned by Δ and w = μ_q − μ_p; its first vector is Δ/‖Δ‖.
 
-    The plane contains the normal of the decision boundary. So the boundary is a line in it, and
-    the projection of every latent lies on the same side of that line as the latent itself.
+    w is the normal of the decision boundary. Because it lies in the plane, the boundary appears as
+    a line, and an orthogonal projection onto the plane keeps every latent on its side of it.
     """
     along = delta / delta.norm()
     across = w - (w @ along) * along
@@ -207,7 +207,11 @@ def geometry(
 def projected(
     model: Model, data: Dataset, p: int, q: int, generator: torch.Generator
 ) -> tuple[Geometry, Figure, int]:
-    """Project random test images of p and q and explain one of p; also return its position."""
+    """Project random test images of p and q, and explain a correctly classified one of p.
+
+    Returns:
+        The projection, its drawing, and the position of the explained image in the test set.
+    """
     place = int(draw(model, data, data.labels == p, 1, generator))
     latents = []
     for label in (p, q):

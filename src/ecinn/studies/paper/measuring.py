@@ -22,6 +22,7 @@ from ecinn.metrics.statistics import Interval, bootstrap, bootstrap_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, Progress, ignore
+from ecinn.studies.benchmark.heatmap_measures import white_noise_maps
 from ecinn.studies.benchmark.quality import random_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges, load_judges
@@ -193,6 +194,10 @@ class ExplainedImages:
             made[method] = heatmaps.heatmaps(network, *images, method, **options)
             done(len(made))
         return made
+
+    def white_noise(self, network: ExplainedINN | nn.Module, generator: torch.Generator) -> Images:
+        """Make the maps of `white_noise_maps`, with which those of `maps` compare."""
+        return white_noise_maps(network, self.x, self.training.mean(0), generator)
 
 
 def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:

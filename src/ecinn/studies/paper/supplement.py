@@ -12,7 +12,7 @@ from ecinn.progress import Progress
 from ecinn.studies.paper import figures_digits as digits
 from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.explained import Magnify, Shown, columns, draw, every_image, every_target
-from ecinn.studies.paper.figures_faces import FACE_MODELS, Faces, cnn_grid, inn_grid
+from ecinn.studies.paper.figures_faces import FACE_MODELS, cnn_grids, draw_faces, inn_grids
 from ecinn.studies.paper.figures_method import pipelines, projected
 from ecinn.studies.paper.style import Grid, draw_grids
 
@@ -22,8 +22,10 @@ SHEETS_PER_PAGE = 4
 FACES = 40
 """Faces per label: half of them in each direction."""
 HEATMAP_FACES = 8
-"""Faces per label with heatmaps: gradients through an INN take a while."""
-
+"""Faces with heatmaps of four labels: gradients through an INN take a while."""
+FACES_PER_PAGE = 2
+"""Faces with heatmaps on a page, a row per label."""
+DRAWN = "Images were drawn at random among those that the model classifies correctly."
 
 FURTHER = 100
 """Added to the number of a figure, for draws that differ from those of the figure itself."""
@@ -51,7 +53,7 @@ def _book(
     caption = (
         f"{title}: {sum(len(one.pairs) for one in shown)} counterfactuals, "
         f"{sum(one.reached() for one in shown)} of them read as their target after rounding to "
-        "8 bits."
+        f"8 bits. {DRAWN}"
     )
     return Made.single(name, pages, [one.numbers() for one in shown], caption)
 
@@ -59,7 +61,8 @@ def _book(
 def figure_1(context: Context) -> Made:
     """Twelve further faces."""
     figures, shown = pipelines(context, 12, context.generator(FURTHER + 1))
-    return Made.single("supplement-1", figures, shown.numbers(), "Twelve further faces.")
+    text = f"Twelve further faces. {DRAWN}"
+    return Made.single("supplement-1", figures, shown.numbers(), text)
 
 
 def figure_2(context: Context) -> Made:
@@ -72,7 +75,8 @@ def figure_2(context: Context) -> Made:
         figures.append(figure)
         means = {key: value for key, value in geometry.numbers().items() if key != "points"}
         numbers.append({"p": p, "q": q, "test_image": place, **means})
-    return Made.single("supplement-2", figures, numbers, "Nine further pairs of digits.")
+    text = "Nine further pairs of digits, with images drawn as in Figure 2."
+    return Made.single("supplement-2", figures, numbers, text)
 
 
 def figure_3(context: Context) -> Made:
@@ -152,24 +156,27 @@ def figure_8(context: Context) -> Made:
         grids = [columns(sheet, names=short) for sheet in sheets]
         title = f"{name}: {FACES} random test faces"
         pages += [draw_grids(grids[start : start + 2], title) for start in range(0, len(grids), 2)]
-    caption = f"{FACES} random faces of each of four labels."
+    caption = f"{FACES} random faces of each of four labels. {DRAWN}"
     return Made.single("supplement-8", pages, numbers, caption)
 
 
 def figure_9(context: Context) -> Made:
-    """Heatmaps of faces of four labels by five methods."""
-    generator = context.generator(FURTHER + 9)
-    labels = [Faces(context, name, HEATMAP_FACES, generator) for name in FACE_MODELS]
-    title = f"Heatmaps of {HEATMAP_FACES} random test faces of each label"
-    pages = []
-    for faces in labels:
-        pages.append(draw_grids([inn_grid([faces])], f"{title}: {faces.name}"))
-        if context.inception is not None:
-            attribute = faces.attribute.replace("_", " ")
-            pages.append(draw_grids([cnn_grid([faces])], f"{title}: Inception-V3 of {attribute}"))
+    """Heatmaps of further faces by the models of four labels, arranged as in Figure 9."""
+    labels = draw_faces(context, HEATMAP_FACES, context.generator(FURTHER + 9))
+    grids = {"the INNs": inn_grids(labels)}
+    if context.inception is not None:
+        grids["Inception-V3"] = cnn_grids(labels)
+    pages = [
+        draw_grids(faces[start : start + FACES_PER_PAGE], f"Heatmaps of random faces on {network}")
+        for start in range(0, HEATMAP_FACES, FACES_PER_PAGE)
+        for network, faces in grids.items()
+    ]
     numbers = {faces.name: faces.numbers for faces in labels}
-    networks = "the INNs" if context.inception is None else "the INNs and on Inception-V3"
-    made = Made.single("supplement-9", pages, numbers, f"{title}, on {networks}.")
+    text = (
+        f"Heatmaps of {HEATMAP_FACES} random test faces that the models of all four labels "
+        f"classify correctly, on {' and on '.join(grids)}: the same face in the rows of a block."
+    )
+    made = Made.single("supplement-9", pages, numbers, text)
     if context.inception is None:
         return replace(made, skipped={"supplement-9 on Inception-V3": "inception"})
     return made

@@ -1,0 +1,196 @@
+"""Fine-tuning for counterfactuals: the loss, its counterfactuals, and resuming."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from ecinn import equations
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
+from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.out_of_distribution import OODDetector
+from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.dataset import Dataset
+from ecinn.data.mnist import load_mnist
+from ecinn.errors import InputError
+from ecinn.flow.network import Architecture, Stage
+from ecinn.pixels import to_pixels, to_uint8
+from ecinn.progress import Progress
+from ecinn.training import loop as training
+from ecinn.training.finetuning import FineTuningStep, second_stage, straight_through_8_bit
+from ecinn.training.loop import train
+from ecinn.training.state import TrainingState
+from helpers.builders import RowTeacher, randomise
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return load_mnist("train").first(256)
+
+
+@pytest.fixture
+def refined() -> Recipe:
+    return dataclasses.replace(
+        MNIST,
+        architecture=Architecture(
+            1, 28, 28, 10, (Stage(1, 8), Stage(2, 8)), dense_width=16, clamp=1.5, dropout=0.1
+        ),
+        augmentation=Augmentation(shift=1.0, rotate=5.0, share=0.5),
+        epochs=1,
+        batch_size=64,
+        learning_rate=5e-3,
+        finetuning=FineTuning(2, faithfulness=1.0, distillation_weight=0.5, batch_size=64),
+    )
+
+
+def untrained(recipe: Recipe, data: Dataset) -> Checkpoint:
+    classifier = GenerativeClassifier(recipe.architecture).eval()
+    mu = classifier.mu.detach()
+    return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), data.class_names)
+
+
+def finetuning_step(refined: Recipe, data: Dataset, tau: float = 0.4) -> FineTuningStep:
+    stage = dataclasses.replace(second_stage(refined), tau=tau)
+    state = TrainingState.start(stage, CPU)
+    randomise(state.classifier)
+    state.classifier.tau.fill_(tau)
+    state.teacher = RowTeacher()
+    step = FineTuningStep(stage, data, state, CPU)
+    step.begin_epoch(0)
+    return step
+
+
+@pytest.mark.parametrize(("faithfulness", "distillation"), [(3.0, 0.0), (0.0, 2.0), (1.0, 0.5)])
+def test_the_loss_is_divergence_on_one_half_and_cross_entropy_on_the_other(
+    faithfulness: float, distillation: float, refined: Recipe, data: Dataset
+) -> None:
+    """Each term by hand: posteriors by distances, Σ p log p/q, −Σ t log q, over 8-bit images."""
+    settings = FineTuning(2, faithfulness, distillation, batch_size=64)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    classifier = step.state.classifier
+    mu, tau = classifier.mu.detach(), 0.4
+    step.batch.copy_(torch.arange(64))
+    seen = []
+    latents = step._counterfactual_latents
+    step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
+    z = classifier.encode(to_pixels(data.images[:64])).detach()
+    loss = float(step._counterfactual_loss(z).detach())
+    with torch.no_grad():
+        x_hat = to_pixels(to_uint8(classifier.decode(seen[0])))
+        stored = classifier.encode(x_hat)
+        asked, obtained = (
+            (-0.5 * tau * torch.cdist(each.double(), mu.double()).square()).softmax(1)
+            for each in (seen[0], stored)
+        )
+        divergence = (asked * (asked.log() - obtained.log()))[:32].sum(1).mean()
+        answer = RowTeacher()(x_hat).softmax(1)[32:]
+        cross_entropy = -(answer * obtained[32:].log()).sum(1).mean()
+    expected = faithfulness * float(divergence) + distillation * float(cross_entropy)
+    assert loss == pytest.approx(expected, rel=5e-3, abs=1e-5)
+    assert abs(loss) > 1e-4
+
+
+def test_no_gradient_passes_through_the_teacher_or_its_pictures(refined, data) -> None:
+    """The gradient of distillation is that of a fixed set of labelled pictures."""
+    settings = FineTuning(2, 0.0, 1.0, batch_size=64)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    classifier = step.state.classifier
+    step.batch.copy_(torch.arange(64))
+    seen = []
+    latents = step._counterfactual_latents
+    step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
+    z = classifier.encode(to_pixels(data.images[:64])).detach()
+    weights = [p for p in classifier.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(step._counterfactual_loss(z), weights, allow_unused=True)
+    with torch.no_grad():
+        x_hat = to_pixels(to_uint8(classifier.decode(seen[0][32:])))
+    posterior = equations.log_posterior(classifier.encode(x_hat), classifier.mu, classifier.tau)
+    loss = -(RowTeacher()(x_hat).softmax(1) * posterior).sum(1).mean()
+    by_hand = torch.autograd.grad(loss, weights, allow_unused=True)
+    compared = 0
+    for one, other in zip(ours, by_hand, strict=True):
+        if other is not None and other.abs().max() > 0:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+            compared += 1
+    assert compared > 20
+
+
+def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refined, data) -> None:
+    step = finetuning_step(refined, data)
+    mu = step.state.classifier.mu.detach()
+    p = torch.arange(40) % 10
+    q = step._other_class(p)
+    assert (q != p).all()
+    assert len(q.unique()) == 10
+    noise = torch.randn((40, mu.shape[1]), generator=torch.Generator().manual_seed(1))
+    z = mu[p] + 0.1 * noise
+    z_hat = step._counterfactual_latents(z, p, q)
+    delta = mu[q] - mu[p]
+    alpha = ((z_hat - z) * delta).sum(1) / delta.square().sum(1)
+    alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
+    torch.testing.assert_close(alpha[::2], 0.8 + alpha_0[::2] / 2, rtol=1e-3, atol=1e-4)
+    log_posterior = equations.log_posterior(z_hat, mu, 0.4)
+    odds = log_posterior.gather(1, q[:, None]) - log_posterior.gather(1, p[:, None])
+    asked = odds.squeeze(1).sigmoid()[1::2]
+    assert 0.009 < asked.min() < 0.3
+    assert 0.7 < asked.max() < 0.991
+
+
+def test_fine_tuning_decodes_what_it_encoded(refined: Recipe, data: Dataset) -> None:
+    """Dropout would make the inverse another network's."""
+    assert refined.architecture.dropout > 0
+    classifier = finetuning_step(refined, data).state.classifier
+    x = to_pixels(data.images[:8])
+    with torch.no_grad():
+        torch.testing.assert_close(classifier.decode(classifier.encode(x)), x, atol=1e-4, rtol=0)
+
+
+def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
+    x = uniform(2, 1, 3, 3).float().requires_grad_()
+    stored = straight_through_8_bit(x)
+    assert torch.equal(stored.detach() * 256 - 0.5, (x.detach() * 256).floor())
+    stored.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+@pytest.mark.slow
+def test_fine_tuning_resumes_to_the_same_weights(refined, data, tmp_path: Path) -> None:
+    whole = train(refined, data, tmp_path / "whole", device=CPU, teacher=RowTeacher())
+    epochs = iter(range(100))
+
+    def stop_in_last_epoch(progress: Progress) -> None:
+        if next(epochs) == 2:  # one report an epoch: first stage, fine-tuning, fine-tuning
+            raise RuntimeError("power cut")
+
+    interrupted = tmp_path / "interrupted"
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(
+            refined,
+            data,
+            interrupted,
+            device=CPU,
+            teacher=RowTeacher(),
+            observe=stop_in_last_epoch,
+            save_every=0.0,
+        )
+    assert not (interrupted / training.MODEL_FILE).exists()
+    torch.rand(5)
+    resumed = train(refined, data, interrupted, device=CPU, teacher=RowTeacher(), resume=True)
+    assert resumed.recipe == refined
+    assert load_checkpoint(interrupted).recipe == refined
+    weights = whole.classifier.state_dict()
+    for name, value in resumed.classifier.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE).classifier.state_dict()
+    assert not torch.equal(first["mu"], weights["mu"])
+
+
+def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, tmp_path) -> None:
+    other = dataclasses.replace(refined, architecture=MNIST.architecture)
+    model = untrained(other, data)
+    with pytest.raises(InputError, match="its architecture differs"):
+        train(refined, data, tmp_path, device=CPU, refine_from=model, teacher=RowTeacher())
