@@ -167,6 +167,11 @@ def test_a_claim_is_judged_where_all_its_models_are(context) -> None:
     dots = claims.report(both, found, judged, {})
     assert dots.lacking == {PAPER: ["fakemnist"], TUNED: ["fakemnist"]}
     assert [j.measured for j in dots.judgements] == ["no model `fakemnist`"]
+    silent = dataclasses.replace(claim, untested="No judge.")
+    nothing = claims.report(silent, found[:1], {PAPER: {}}, {}).judgements
+    assert [(j.verdict, j.measured, j.models) for j in nothing] == [
+        ("untested", "No judge.", ("mnist-paper",))
+    ]
     free = dataclasses.replace(claim, models=())
     assert claims.report(
         free, found, judged, {"a": Judgement("supported", "Yes.")}

@@ -12,17 +12,20 @@ from torch import Tensor
 from ecinn.attribution.heatmaps import METHODS, Heatmaps
 from ecinn.auditing.measurement import audit
 from ecinn.auditing.result import Audit, Comparison, Region, Similarity
+from ecinn.classifier.recipes import FineTuning
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
 from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.metrics.statistics import Interval, proportion
-from ecinn.model import Model, load
+from ecinn.model import Model
+from ecinn.studies.benchmark.face_quality import Realism
 from ecinn.studies.paper import claims_faces as faces
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, entries, judgement
 from ecinn.studies.paper.columns import stages
 from ecinn.studies.paper.measuring import Bench, ExplainedImages, Sizes
 from helpers.builders import random_images, small_model
+from helpers.face_judges import random_face_judges
 from helpers.paper import count
 
 
@@ -56,13 +59,22 @@ def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, 
     assert "two recipes" not in alike.measured
 
 
-def test_training_stages_are_read_from_the_model_files() -> None:
-    """As docs/faces.md tells."""
-    found = {name: stages(load(name)) for name in ("celeba-lipstick", "celeba-makeup")}
-    assert found == {
-        "celeba-lipstick": "distilled from a teacher and fine-tuned",
-        "celeba-makeup": "neither distilled nor fine-tuned",
-    }
+@pytest.mark.parametrize(
+    ("weight", "finetuning", "trained"),
+    [
+        (0.8, True, "distilled from a teacher and fine-tuned"),
+        (0.8, False, "distilled from a teacher"),
+        (0.0, True, "fine-tuned"),
+        (0.0, False, "neither distilled nor fine-tuned"),
+    ],
+)
+def test_training_stages_are_those_of_the_recipe(weight, finetuning, trained) -> None:
+    second = FineTuning(epochs=1, faithfulness=1.0, distillation_weight=1.0)
+    model = small_model()
+    recipe = replace(
+        model.recipe, distillation_weight=weight, finetuning=second if finetuning else None
+    )
+    assert stages(Model(replace(model.checkpoint, recipe=recipe))) == trained
 
 
 @pytest.mark.parametrize(
@@ -129,7 +141,7 @@ def test_share_of_the_mouth_is_shown_in_percent() -> None:
     assert "| mouth | 37.0 % | 1.50 [1.48, 1.52] |" in claim.table.markdown()
 
 
-SPLITS = {"test": 7, "train": 8}
+SPLITS = {"test": 7, "train": 8, "validation": 9}
 """With the seeds of their images."""
 OPEN = ATTRIBUTES.index("Mouth_Slightly_Open")
 
@@ -192,6 +204,7 @@ def test_requested_confidence_is_that_of_the_stored_face(models) -> None:
 
 @pytest.mark.slow
 def test_face_claims_use_the_audits_of_their_models(context, models, monkeypatch) -> None:
+    monkeypatch.setattr(faces, "face_judges", lambda bench: None)
     bench = Bench(context, Sizes(faces=10, face_maps=4))
     claims = {each.name: judgement(each) for each in faces.measure(bench, models)}
     made = []
@@ -219,7 +232,10 @@ def test_face_claims_use_the_audits_of_their_models(context, models, monkeypatch
 @pytest.mark.parametrize(
     ("given", "judged"),
     [
-        ((faces.SMILE,), {"faces-sure", "background", "hard-mouths", "faithful"}),
+        (
+            (faces.SMILE,),
+            {"faces-sure", "background", "hard-mouths", "faithful", "faces-realistic"},
+        ),
         ((faces.LIPSTICK,), {"whole-face"}),
         ((faces.CHEEKBONES, faces.MAKEUP), set()),
     ],
@@ -228,13 +244,61 @@ def test_only_claims_whose_models_are_at_hand_are_measured(
     context, models, monkeypatch, given, judged
 ) -> None:
     monkeypatch.setattr(faces, "faithful", lambda *_: Measurement("faithful", {}))
+    asked = []
+    monkeypatch.setattr(
+        faces, "unrealistic", lambda *a: asked.append(a) or Measurement("faces-realistic", {})
+    )
+    monkeypatch.setattr(faces, "face_judges", lambda bench: random_face_judges())
     monkeypatch.setattr(ExplainedImages, "maps", lambda *_: {})
     bench = Bench(context, Sizes(faces=6, face_maps=2))
     measured = faces.measure(bench, {dataset: models[dataset] for dataset in given})
     assert {each.name for each in measured} == judged
+    for _, _, reference, _ in asked:
+        others = random_images(40, 3, 2, SPLITS["validation"])
+        assert torch.equal(reference.images, others.images)
     # As many as the file asks of such a column.
     possible = {n for n, e in entries().items() if e.models and {*e.models} <= {*given}}
     assert possible == judged
+
+
+def realism(target: str, images: str, *shares: float) -> Realism:
+    precision = dict(zip(("residual", "separable"), map(near, shares), strict=True))
+    return Realism(target, images, 7, {"residual": 1.5, "separable": 2.5}, precision)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [((0.5, 0.4), "supported"), ((0.5, 0.79), "partly"), ((0.8, 0.9), "refuted")],
+)
+def test_faces_outside_the_manifold_are_unrealistic(
+    context, models, monkeypatch, made, verdict
+) -> None:
+    asked = []
+
+    def measured(judges, data, p, counterfactuals, reference, generator) -> tuple[Realism, ...]:
+        asked.append((judges, data, p, counterfactuals, reference))
+        return tuple(
+            realism(target, images, *shares)
+            for target in data.class_names
+            for images, shares in (
+                ("counterfactuals", made), ("real faces", (0.8, 0.8)), ("unchanged", (0.1, 0.1)),
+            )
+        )  # fmt: skip
+
+    monkeypatch.setattr(faces, "measure_realism", measured)
+    given, model = random_face_judges(), models[faces.SMILE]
+    smile = faces.audited(Bench(context, Sizes(faces=8)), model, None)
+    reference = random_images(9, 3, 2, 3)
+    claim = judgement(faces.unrealistic(smile, given, reference, 0))
+    assert claim.verdict == verdict
+    fewer = 2 * sum(share < 0.76 for share in made)  # intervals are as wide as ± 0.02
+    assert f"In {fewer} of 4 comparisons" in claim.measured
+    ((judges, data, p, counterfactuals, others),) = asked
+    assert (judges, others) == (given, reference)
+    assert torch.equal(data.images, smile.images)
+    assert torch.equal(p, smile.flips.p)
+    assert torch.equal(counterfactuals["counterfactuals"], smile.flips.counterfactuals)
+    assert claim.table.rows[1][:4] == (smile.class_names[0], "real faces", "7", "1.50")
 
 
 def turned_faces(p_q: Tensor, size: Tensor, q: Tensor) -> Audit:

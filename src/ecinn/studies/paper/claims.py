@@ -92,7 +92,8 @@ def report(
             judgements.append(Judgement("untested", reason, column=column.title))
         else:
             names = tuple(column.models[name].name for name in claim.models)
-            judged = by_column[column.title][claim.name]
+            unmeasured = Judgement("untested", claim.untested)
+            judged = by_column[column.title].get(claim.name, unmeasured)
             judgements.append(replace(judged, column=column.title, models=names))
     return Report(claim, tuple(judgements), lacking)
 

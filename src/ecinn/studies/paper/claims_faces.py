@@ -18,8 +18,16 @@ from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.face_quality import (
+    REAL,
+    REFERENCE,
+    REFERENCE_FACES,
+    measure_realism,
+)
 from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.face_judges import FaceJudges, load_face_judges
+from ecinn.studies.judges import shipped_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.claims_heatmaps import (
@@ -62,13 +70,16 @@ def measure_smiles(bench: Bench, model: Model, cheekbones: Model | None) -> Iter
     assert test.attributes is not None
     is_open = test.attributes[smile.index, ATTRIBUTES.index("Mouth_Slightly_Open")].bool()
     yield hard_mouths(smile, is_open.cpu(), bench.context.seed)
+    judges, seed = bench.once(face_judges), bench.context.seed
+    if judges is not None:
+        reference = bench.context.data(model.recipe.dataset, REFERENCE["test"])
+        yield unrealistic(smile, judges, reference.first(REFERENCE_FACES), seed)
     if cheekbones is not None:
         yield smile_is_cheekbones(smile)
-    seed, observe = bench.context.seed, bench.context.observe
     compared = training_sample(model, bench.training(model), seed)
     pairs = Pairs(smile.index, smile.images, smile.flips.p, smile.flips.q)
     faces = explained_images(model, pairs, compared, sizes.face_maps)
-    done = counter(observe, f"heatmaps of {model.name}", len(METHODS))
+    done = counter(bench.context.observe, f"heatmaps of {model.name}", len(METHODS))
     maps = faces.maps(faces.inn, METHODS, done, BATCH_SIZE)
     yield faithful(model, faces, maps, seed)
 
@@ -203,6 +214,35 @@ def hard_mouths(smile: Audit, is_open: Bool[Tensor, " batch"], seed: int) -> Mea
     ]
     votes = [vote for both in found.values() for vote in both.votes]
     return Measurement("hard-mouths", found, [votes], rows=rows)
+
+
+def face_judges(bench: Bench) -> FaceJudges | None:
+    """Return the shipped judges of faces, if they ship."""
+    shipped = "celeba" in shipped_judges()
+    return load_face_judges("celeba", bench.context.device) if shipped else None
+
+
+def unrealistic(smile: Audit, judges: FaceJudges, reference: Dataset, seed: int) -> Measurement:
+    """Compare the share of counterfactuals inside the manifold of real faces with real faces."""
+    data = Dataset(smile.images, smile.labels, smile.class_names)
+    generator, made = torch.Generator().manual_seed(seed), "counterfactuals"
+    changed = {made: smile.flips.counterfactuals}
+    found = measure_realism(judges, data, smile.flips.p, changed, reference, generator)
+    sets = {(result.target, result.images): result for result in found}
+    votes, rows = [], []
+    for (target, images), result in sets.items():
+        distances, shares = result.frechet.values(), result.precision
+        rows.append([target, images, result.n, *distances, *shares.values()])
+        if images == made:
+            real = sets[target, REAL].precision
+            votes += [share.high < real[judge].low for judge, share in shares.items()]
+    return Measurement(
+        "faces-realistic",
+        {"sets": found},
+        [votes],
+        {"fewer": sum(votes), "compared": len(votes)},
+        rows=rows,
+    )
 
 
 def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measurement:

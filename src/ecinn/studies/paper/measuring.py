@@ -56,7 +56,7 @@ class Sizes:
     """Images that each of them is trained on."""
     averaged: int = 400
     """Training images of every class, for means of latents and of features."""
-    faces: int = 100
+    faces: int = 200
     face_maps: int = 24
     """Faces whose heatmaps are made, or that a higher confidence is requested for."""
 
