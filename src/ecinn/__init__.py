@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
     from ecinn.data.augmentation import Augmentation
     from ecinn.data.dataset import Dataset, load_dataset
+    from ecinn.data.face_crop import FaceCrop
     from ecinn.errors import EcinnError, InputError
     from ecinn.explanation.counterfactual import class_means, explain
     from ecinn.explanation.protocol import InvertibleClassifier
@@ -29,6 +30,7 @@ __all__ = [
     "EcinnError",
     "Evaluation",
     "Explanation",
+    "FaceCrop",
     "FineTuning",
     "InputError",
     "InvertibleClassifier",
@@ -51,6 +53,7 @@ _HOMES = {
     "classifier.recipes": ("RECIPES", "FineTuning", "Recipe"),
     "data.augmentation": ("Augmentation",),
     "data.dataset": ("Dataset", "load_dataset"),
+    "data.face_crop": ("FaceCrop",),
     "errors": ("EcinnError", "InputError"),
     "explanation.counterfactual": ("class_means", "explain"),
     "explanation.protocol": ("InvertibleClassifier",),

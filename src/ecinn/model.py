@@ -281,7 +281,10 @@ class Model:
 
     def photograph(self, image: str | Path | bytes | io.IOBase | Image.Image) -> Photograph:
         """Read a file or Pillow image as the model needs it, with what was done to it."""
-        return read_photograph(image, self.image_shape, digit=self.recipe.mnist_framing)
+        recipe = self.recipe
+        return read_photograph(
+            image, self.image_shape, digit=recipe.mnist_framing, crop=recipe.face_crop
+        )
 
     def _tensor_pixels(self, given: Tensor | np.ndarray) -> Images:
         """Check 8-bit values, or floats that are pixels of [0, 1] already."""

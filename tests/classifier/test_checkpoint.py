@@ -22,6 +22,7 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import MNIST
+from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import EcinnError, InputError
 from ecinn.files import atomic_write, output_folder
 from ecinn.flow.network import Architecture
@@ -55,6 +56,18 @@ def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert not back.classifier.training
 
 
+@pytest.mark.parametrize("crop", [None, FaceCrop(120, webp_quality=None), FaceCrop(99, 70)])
+def test_the_crop_of_faces_is_stored(
+    checkpoint: Checkpoint, tmp_path: Path, crop: FaceCrop | None
+) -> None:
+    path = tmp_path / "m.safetensors"
+    recipe = dataclasses.replace(checkpoint.recipe, dataset="celeba/Young", face_crop=crop)
+    save_checkpoint(dataclasses.replace(checkpoint, recipe=recipe), path)
+    assert load_checkpoint(path).recipe.face_crop == crop
+    _rewrite(path, lambda about, m, t: about["recipe"].pop("face_crop"))
+    assert load_checkpoint(path).recipe.face_crop == CELEBA_CROP
+
+
 def test_half_precision_weights_keep_the_inverse_exact(checkpoint: Checkpoint, tmp_path) -> None:
     save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     classifier = load_checkpoint(tmp_path / "m.safetensors").classifier
@@ -79,6 +92,8 @@ def test_shipped_models_are_read_with_the_current_names(name: str) -> None:
     assert checkpoint.recipe.mnist_framing == settings.get("digits", False)
     assert checkpoint.recipe.refit_label_smoothing == settings["means_label_smoothing"]
     assert checkpoint.recipe.ema_decay == settings["averaging"]
+    faces = settings["dataset"].startswith("celeba/")
+    assert checkpoint.recipe.face_crop == (CELEBA_CROP if faces else None)
     assert checkpoint.training.get("init_from") == stored["training"].get("start")
     metrics = stored["metrics"]
     assert checkpoint.metrics.get("reached_q_corrected") == metrics.get("reached_q_verified")

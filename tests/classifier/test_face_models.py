@@ -1,6 +1,7 @@
 """The shipped face models: they load, and they keep their promises on real faces."""
 
 import subprocess
+import zipfile
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from ecinn.model import Model, load
 from helpers.paths import REPOSITORY, SHARED
 
 FACES = SHARED / "celeba"
+ORIGINALS = SHARED / "celeba_originals"
 needs_faces = pytest.mark.skipif(not FACES.is_dir(), reason="needs ../shared/data/celeba")
 NAMES = ("celeba-smile", "celeba-cheekbones", "celeba-lipstick", "celeba-makeup")
 LARGEST = 48 * 2**20
@@ -63,6 +65,21 @@ def test_real_faces_are_explained_and_reconstructed(model: Model, faces: Dataset
     ratio = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
     # The lipstick model changes backgrounds more than the others do.
     assert ratio > (1.4 if model.checkpoint.recipe.name == "celeba-lipstick" else 1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.celeba
+@pytest.mark.skipif(not ORIGINALS.is_dir(), reason="needs ../shared/data/celeba_originals")
+def test_faces_as_people_download_them_are_read_as_the_reduced_ones(model: Model) -> None:
+    """Files of 178×218 pixels and the reduced faces of the same people."""
+    reduced = load_dataset(model.checkpoint.recipe.dataset, "test", FACES).images
+    rows = torch.randperm(len(reduced), generator=torch.Generator().manual_seed(8))[:16]
+    with zipfile.ZipFile(ORIGINALS / "img_align_celeba.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        files = [archive.read(names[row]) for row in rows.tolist()]
+    found, expected = model.predict(files), model.predict(reduced[rows])
+    assert int((found.argmax(1) == expected.argmax(1)).sum()) >= 15
+    assert float((found - expected).abs().mean()) < 0.02
 
 
 @pytest.mark.slow

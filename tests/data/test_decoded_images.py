@@ -17,6 +17,7 @@ from ecinn.data.decoded_images import (
     fit,
     image_names,
 )
+from ecinn.data.face_crop import FaceCrop
 from ecinn.progress import Progress
 
 COUNT = 8
@@ -139,6 +140,18 @@ def test_changed_files_are_decoded_anew(
     os.utime(changed, ns=(time, time))
     images, _ = decode(files, [3])
     assert np.array_equal(images[0], fit(noise(30, 30, 99), (7, 9)))
+
+
+def test_each_crop_has_a_cache_of_its_own(tmp_path: Path, cache: Path) -> None:
+    picture = noise(178, 218)
+    picture.save(tmp_path / "face.png")
+    files = ImageFiles(tmp_path, ("face.png",))
+    crops = (None, FaceCrop(), FaceCrop(100), FaceCrop(webp_quality=50))
+    for number, (crop, hq) in enumerate([*((crop, False) for crop in crops), (FaceCrop(), True)]):
+        for _ in range(2):
+            (image,) = decode_images(files, [0], (8, 8), crop=crop, hq=hq)
+            assert np.array_equal(image, fit(picture, (8, 8), crop, hq=hq))
+        assert len(list(cache.iterdir())) == number + 1
 
 
 @pytest.mark.parametrize("damage", ["cut off", "rubbish", "another shape"])

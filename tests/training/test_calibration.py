@@ -62,7 +62,7 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_tied_means_become_the_measured_means(tied: bool, data: Dataset) -> None:
+def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)
     classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
     recipe = dataclasses.replace(

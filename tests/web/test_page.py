@@ -388,6 +388,34 @@ def test_the_token_is_asked_for_and_again_when_wrong(visitor: Visitor) -> None:
     expect(page.locator("#token-dialog")).to_be_hidden()
 
 
+def test_aligned_faces_are_sent_as_the_square_that_models_know(visitor: Visitor) -> None:
+    """Uses digits as faces, because faces are much slower."""
+    context = visitor.context()
+    shape = {"channels": 3, "height": 64, "width": 64, "samples": 0}
+    faces = {"name": "mnist", "title": "Faces", "kind": "faces", "classes": list("0123456789")}
+    sent: list[Image.Image] = []
+
+    def keep(route) -> None:
+        (image,) = route.request.post_data_json["images"]
+        sent.append(Image.open(io.BytesIO(base64.b64decode(image["png"]))).convert("RGB"))
+        route.continue_()
+
+    context.route(
+        "**/api/v1/models", lambda route: route.fulfill(json={"models": [faces | shape]})
+    )
+    context.route("**/api/v1/explain", keep)
+    page = visitor.open(context=context, state="empty")
+    for size, box in {(178, 218): (15, 35, 163, 183), (100, 140): (0, 20, 100, 120)}.items():
+        values = np.random.default_rng(3).integers(0, 256, (size[1], size[0], 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(values).save(file, "PNG")
+        give(page, file.getvalue())
+        settled(page, "loading")
+        settled(page)
+        left, top, right, bottom = box
+        assert np.array_equal(sent[-1], values[top:bottom, left:right])
+
+
 def test_faces_without_test_pictures_ask_for_a_portrait(visitor: Visitor) -> None:
     context = visitor.context()
     shape = {"channels": 3, "height": 64, "width": 64, "samples": 0}

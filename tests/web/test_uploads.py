@@ -5,12 +5,14 @@ import io
 import struct
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from torch import Tensor
 
+from ecinn.data.face_crop import FaceCrop
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.web.uploads import (
@@ -21,6 +23,7 @@ from ecinn.web.uploads import (
     read_images,
     read_pixels,
 )
+from helpers.builders import small_model
 
 LIMIT = 1_000_000
 
@@ -73,6 +76,20 @@ def test_large_pictures_are_read_at_any_size(mnist: Model, kind: str) -> None:
     image, notes = read_image(encoded(kind, (901, 1000), "RGB"), mnist, LIMIT)
     assert image.shape == (1, 28, 28)
     assert notes
+
+
+@pytest.mark.parametrize("crop", [None, FaceCrop(), FaceCrop(100)])
+def test_faces_are_cropped_as_the_model_was_trained(crop: FaceCrop | None) -> None:
+    model = small_model(channels=3)
+    recipe = replace(model.recipe, mnist_framing=False, face_crop=crop)
+    model = Model(replace(model.checkpoint, recipe=recipe), "cpu")
+    data = encoded("JPEG", (178, 218), "RGB")
+    image, notes = read_image(data, model, LIMIT)
+    face = Image.open(io.BytesIO(data))
+    stretched = face.resize((8, 8), Image.Resampling.LANCZOS), "stretched from 178×218 to 8×8"
+    expected, note = crop.fit(face, (8, 8)) if crop else stretched
+    assert np.array_equal(image.permute(1, 2, 0), np.asarray(expected))
+    assert notes == (note,)
 
 
 @pytest.mark.parametrize("size", [(20_000, 20_000), (65_000, 65_000), (2**31 - 1, 2**31 - 1)])

@@ -20,6 +20,7 @@ from ecinn.classifier.tensor_files import (
     shipped_names,
     write_tensors,
 )
+from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.files import ASSETS
 from ecinn.flow.network import latent_frequencies
 
@@ -92,6 +93,9 @@ def model_name(name_or_path: str | Path) -> str:
 
 def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
     recipe: Recipe = rebuild(Recipe, about["recipe"])
+    if "face_crop" not in about["recipe"] and recipe.dataset.startswith("celeba/"):
+        # Older files do not store the crop: it was always this one.
+        recipe = dataclasses.replace(recipe, face_crop=CELEBA_CROP)
     classifier = GenerativeClassifier(recipe.architecture)
     # Models of format 1 have no temperature.
     weights = {"tau": classifier.tau} | unpack(below(tensors, "classifier"))

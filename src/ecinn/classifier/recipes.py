@@ -6,8 +6,10 @@ from pathlib import Path
 
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
+from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.progress import Observer, ignore
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Recipe:
     """All training images have the same pose, so that rotated or shifted ones can be detected."""
     mnist_framing: bool = False
     """Frame images from files as MNIST frames its digits."""
+    face_crop: FaceCrop | None = None
+    """Frame faces, from CelebA or from files, as in training; None: images are not faces."""
     seed: int = 0
 
     @property
@@ -92,9 +96,11 @@ class Recipe:
         """Whether training asks a teacher."""
         return self.distillation_weight > 0 or self.finetuning is not None
 
-    def load(self, split: Split, folder: Path | None = None) -> Dataset:
+    def load(
+        self, split: Split, folder: Path | None = None, observe: Observer = ignore
+    ) -> Dataset:
         """Load the images of a split; CelebA is read from a folder of the user's."""
-        return load_dataset(self.dataset, split, folder)
+        return load_dataset(self.dataset, split, folder, observe, crop=self.face_crop)
 
 
 MNIST = Recipe(
@@ -235,6 +241,7 @@ CELEBA_ATTRIBUTES = Recipe(
     weight_decay=1e-2,
     attribute_weight=4.0,
     aligned=True,
+    face_crop=CELEBA_CROP,
     stored_bits=8,
 )
 

@@ -41,8 +41,7 @@ def audit(
     page = out_file or Path(f"{model_name(model)}-audit.html")
     if page.is_dir():
         raise InputError(f"{page} is a folder: give --out the name of a file")
-    dataset = loaded.recipe.dataset
-    data = load_images(dataset, split.value, celeba)
+    data = load_images(loaded.recipe, split.value, celeba)
     output_folder(page.parent)
     with bars() as observe:
         result = audit_model(
@@ -50,7 +49,7 @@ def audit(
         )
     words = ["ecinn audit", model_name(model), *(f"--with {name}" for name in compared)]
     words += [f"--split {split.value} --n {n} --seed {seed}"]
-    words += ["--celeba DIR"] if dataset.startswith("celeba/") else []
+    words += ["--celeba DIR"] if loaded.recipe.dataset.startswith("celeba/") else []
     atomic_write(page, result.html(" ".join(words)).encode())
     if json_output:
         print_json(result.to_dict() | {"file": str(page)})

@@ -79,8 +79,8 @@ def heatmaps_benchmark(
     asked = require_methods(METHODS if methods is None else names_of(methods))
     explainer = load(model, device)
     network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
-    dataset = explainer.recipe.dataset
-    data, training = (load_images(dataset, split, celeba) for split in ("test", "train"))
+    recipe = explainer.recipe
+    data, training = (load_images(recipe, split, celeba) for split in ("test", "train"))
     record = provenance(line, explainer) | {"baseline": baseline.value}
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}
@@ -170,8 +170,8 @@ def faces_benchmark(
     captions: dict[str, str] = {}
     for name, model in loaded.items():
         dataset = model.recipe.dataset
-        data = load_images(dataset, split.value, celeba).first(limit)
-        reference = load_images(dataset, REFERENCE[split.value], celeba)
+        data = load_images(model.recipe, split.value, celeba).first(limit)
+        reference = load_images(model.recipe, REFERENCE[split.value], celeba)
         error, network = networks.get(name, (None, None))
         attribute = dataset.removeprefix("celeba/")
         with bars() as observe:
@@ -233,7 +233,7 @@ def rounding_benchmark(
     measured: dict[str, rounding.RoundingCost] = {}
     record: dict[str, Any] = {}
     for label, rounded in loaded.items():
-        images = load_images(rounded.recipe.dataset, split.value, celeba)
+        images = load_images(rounded.recipe, split.value, celeba)
         with bars() as observe:
             measured[label] = rounding.measure_rounding(
                 rounded,

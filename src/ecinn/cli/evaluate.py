@@ -55,7 +55,7 @@ def evaluate(
     if reliability is not None and reliability.suffix.lower() != ".png":
         raise InputError(f"--reliability must name a .png file, not {reliability}")
     loaded = load(model, resolve_device(device))
-    data = load_images(loaded.checkpoint.recipe.dataset, split.value, celeba).first(limit)
+    data = load_images(loaded.checkpoint.recipe, split.value, celeba).first(limit)
     if reliability is not None:
         atomic_write(reliability, reliability_png(loaded, data, split.value, seed))
     with bars() as observe:

@@ -113,7 +113,7 @@ def _inputs(
             source = str(file.absolute())
             failures.append({"index": index, "source": source, "reason": str(error)})
     if samples:
-        data = load_images(model.recipe.dataset, "test", celeba)
+        data = load_images(model.recipe, "test", celeba)
         for index in samples:
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")

@@ -15,6 +15,7 @@ from ecinn.progress import Observer, Progress
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset, Split
 
 CelebA = Annotated[
@@ -145,9 +146,14 @@ def format_figures(figures: Mapping[str, float | int]) -> str:
     return "  ".join(parts)
 
 
-def load_images(dataset: str, split: "Split", celeba: Path | None = None) -> "Dataset":
-    """Load a split of a dataset; faces are decoded the first time, which takes a while."""
+def load_images(dataset: "str | Recipe", split: "Split", celeba: Path | None = None) -> "Dataset":
+    """Load a split of a dataset, or of a recipe's, whose faces are cropped as it says.
+
+    Faces are decoded the first time, which takes a while.
+    """
     from ecinn.data.dataset import load_dataset
 
     with bars() as observe:
-        return load_dataset(dataset, split, celeba, observe)
+        if isinstance(dataset, str):
+            return load_dataset(dataset, split, celeba, observe)
+        return dataset.load(split, celeba, observe)

@@ -93,9 +93,9 @@ def train(
     elif any(value is not None for value in changes.values()):
         raise InputError(f"{recipe} has no fine-tuning: leave its options out")
     output_folder(out_dir)
-    data = load_images(settings.dataset, "train", celeba).first(limit)
-    held_out = load_images(settings.dataset, "validation", celeba).first(limit)
-    test = load_images(settings.dataset, "test", celeba).first(limit)
+    data = load_images(settings, "train", celeba).first(limit)
+    held_out = load_images(settings, "validation", celeba).first(limit)
+    test = load_images(settings, "test", celeba).first(limit)
     with _observers(out_dir, tensorboard=tensorboard) as observe:
         checkpoint = train_model(
             settings,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ecinn.data.dataset import Dataset, Split
 from ecinn.data.decoded_images import ImageFiles, decode_images, image_names
+from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import InputError
 from ecinn.progress import Observer, ignore
 
@@ -55,6 +56,8 @@ class CelebAFiles:
     attributes: UInt8[Tensor, "batch 40"]
     partition: Int[Tensor, " batch"]
     """0 training, 1 validation, 2 test."""
+    hq: bool
+    """CelebA-HQ, whose framing differs."""
 
 
 def load_celeba(
@@ -63,6 +66,7 @@ def load_celeba(
     folder: Path | None = None,
     *,
     size: tuple[int, int] = (64, 64),
+    crop: FaceCrop | None = CELEBA_CROP,
     observe: Observer = ignore,
 ) -> Dataset:
     """Load faces labelled 1 if they have the attribute, else 0, together with all attributes.
@@ -70,6 +74,7 @@ def load_celeba(
     Args:
         folder: CelebA or CelebAMask-HQ; None tries ECINN_CELEBA, ./celeba and ./data/celeba.
         size: height and width. The first call with a size decodes and caches all splits.
+        crop: the square to take; None takes the largest about the centre.
         observe: called while images are decoded; not called if they are cached.
     """
     names = class_names(attribute)
@@ -80,7 +85,7 @@ def load_celeba(
         raise InputError(f"{folder} has no images of the {split} split: add some from CelebA")
     column = ATTRIBUTES.index(attribute)
     return Dataset(
-        images=decode_images(files.images, rows.tolist(), size, observe),
+        images=decode_images(files.images, rows.tolist(), size, observe, crop=crop, hq=files.hq),
         labels=files.attributes[rows, column].long(),
         class_names=names,
         attributes=files.attributes[rows],
@@ -141,7 +146,9 @@ def find_folder(folder: Path | None) -> Path:
 
 def read_files(folder: Path) -> CelebAFiles:
     """Read the tables of either layout; rows without an image are left out."""
-    if (folder / "CelebA-HQ-img").is_dir() or _find(folder, "CelebAMask-HQ-attribute-anno.txt"):
+    hq = (folder / "CelebA-HQ-img").is_dir()
+    hq = hq or _find(folder, "CelebAMask-HQ-attribute-anno.txt") is not None
+    if hq:
         images = _require(folder, "CelebA-HQ-img")
         table = _require(folder, "CelebAMask-HQ-attribute-anno.txt")
         splits = _require(folder, "CelebA-HQ-to-CelebA-mapping.txt")
@@ -163,6 +170,7 @@ def read_files(folder: Path) -> CelebAFiles:
         ImageFiles(images, tuple(names[face] for face, _ in rows)),
         torch.tensor([bits for _, bits in rows], dtype=torch.uint8),
         torch.tensor([partition[face] for face, _ in rows]),
+        hq,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from jaxtyping import UInt8
 from torch import Tensor
 
+from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import InputError
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, ignore
@@ -46,13 +47,19 @@ DATASETS = ("mnist", "fakemnist", "celeba/ATTRIBUTE")
 
 
 def load_dataset(
-    name: str, split: Split, folder: Path | str | None = None, observe: Observer = ignore
+    name: str,
+    split: Split,
+    folder: Path | str | None = None,
+    observe: Observer = ignore,
+    *,
+    crop: FaceCrop | None = CELEBA_CROP,
 ) -> Dataset:
     """Load a split of a dataset by its name: mnist, fakemnist or celeba/ATTRIBUTE.
 
     Args:
         folder: the folder of CelebA or CelebA-HQ; the digits ship with the package.
         observe: called while images are decoded, which happens once.
+        crop: the square of CelebA's faces to take; None takes the largest about the centre.
     """
     # Loaders import this module, so they are imported here.
     if split not in get_args(Split):
@@ -69,5 +76,6 @@ def load_dataset(
         from ecinn.data.celeba import load_celeba
 
         attribute = name.removeprefix("celeba/")
-        return load_celeba(attribute, split, Path(folder) if folder else None, observe=observe)
+        where = Path(folder) if folder else None
+        return load_celeba(attribute, split, where, crop=crop, observe=observe)
     raise InputError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from ecinn.data.face_crop import FaceCrop
 from ecinn.errors import InputError
 from ecinn.progress import Observer, counter, ignore
 
@@ -31,6 +33,7 @@ _DECODING_ERRORS = (
     OSError, ValueError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
     Image.DecompressionBombError,
 )  # fmt: skip
+Decode = Callable[[Image.Image], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class ImageFiles:
     path: Path
     names: tuple[str, ...]
 
-    def fingerprint(self) -> str:
-        """Hash names, sizes and modification times of the files."""
-        digest = hashlib.sha256(_FORMAT.encode())
+    def fingerprint(self, framing: str = "") -> str:
+        """Hash names, sizes and modification times of the files, and how they are framed."""
+        digest = hashlib.sha256(f"{_FORMAT}{framing}".encode())
         if not self.path.is_dir():
             digest.update(f"{self.path.name} {_size_and_time(self.path)}".encode())
         for name in self.names:
@@ -69,23 +72,32 @@ def decode_images(
     rows: Sequence[int],
     size: tuple[int, int],
     observe: Observer = ignore,
+    *,
+    crop: FaceCrop | None = None,
+    hq: bool = False,
 ) -> UInt8[Tensor, "batch 3 height width"]:
     """Return the images of these rows at height × width, from the cache if possible.
 
     The first call decodes all files. If no cache can be written, it decodes only the rows.
+
+    Args:
+        crop: frames faces; None crops about the centre to the aspect ratio of the size.
+        hq: the faces are framed as in CelebA-HQ.
     """
     if min(size) < 1:
         raise InputError(f"an image of {size[0]}×{size[1]} has no pixels: give a larger size")
-    path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint()}.npy"
+    framing = f"{crop} {hq}" if crop else ""
+    path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint(framing)}.npy"
     shape = (len(files.names), 3, *size)
     cached = _read_cache(path, shape)
-    if cached is None and _write_cache(path, files, shape, observe):
+    decode = partial(fit, size=size, crop=crop, hq=hq)
+    if cached is None and _write_cache(path, files, shape, decode, observe):
         cached = _read_cache(path, shape)
     if cached is not None:
         return torch.from_numpy(cached[np.asarray(rows, dtype=np.int64)])
     selection = ImageFiles(files.path, tuple(files.names[row] for row in rows))
     images = np.empty((len(rows), *shape[1:]), np.uint8)
-    _decode_all(images, selection, observe)
+    _decode_all(images, selection, decode, observe)
     return torch.from_numpy(images)
 
 
@@ -98,10 +110,19 @@ def cache_folder() -> Path:
     return Path("~/.cache/ecinn").expanduser()
 
 
-def fit(picture: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "3 height width"]:
-    """Crop about the centre to the aspect ratio of height × width, then resize."""
-    height, width = size
-    fitted = ImageOps.fit(picture.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
+def fit(
+    picture: Image.Image,
+    size: tuple[int, int],
+    crop: FaceCrop | None = None,
+    *,
+    hq: bool = False,
+) -> UInt8[np.ndarray, "3 height width"]:
+    """Crop a face, or else about the centre to the aspect ratio of height × width, and resize."""
+    colour = picture.convert("RGB")
+    if crop is None:
+        fitted = ImageOps.fit(colour, size[::-1], Image.Resampling.LANCZOS)
+    else:
+        fitted, _ = crop.fit(colour, size, hq=hq)
     return np.asarray(fitted).transpose(2, 0, 1)
 
 
@@ -115,7 +136,9 @@ def _read_cache(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     return array if usable else None
 
 
-def _write_cache(path: Path, files: ImageFiles, shape: tuple[int, ...], observe: Observer) -> bool:
+def _write_cache(
+    path: Path, files: ImageFiles, shape: tuple[int, ...], decode: Decode, observe: Observer
+) -> bool:
     """Decode all files into a temporary file and rename it; False if it cannot be written."""
     temporary = None
     try:
@@ -132,7 +155,7 @@ def _write_cache(path: Path, files: ImageFiles, shape: tuple[int, ...], observe:
                     os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
         except (OSError, RuntimeError):
             return False
-        _decode_all(array, files, observe)
+        _decode_all(array, files, decode, observe)
         try:
             array.flush()
             del array
@@ -146,9 +169,11 @@ def _write_cache(path: Path, files: ImageFiles, shape: tuple[int, ...], observe:
             temporary.unlink(missing_ok=True)
 
 
-def _decode_all(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) -> None:
+def _decode_all(
+    array: NDArray[np.uint8], files: ImageFiles, decode: Decode, observe: Observer
+) -> None:
     """Decode on all cores: Pillow releases the interpreter lock while it decodes and resizes."""
-    total, size = len(files.names), (array.shape[2], array.shape[3])
+    total = len(files.names)
     report = counter(observe, "decoding images", total)
     # Formats are registered on first use; two threads that do so at once may miss some.
     Image.init()
@@ -159,7 +184,7 @@ def _decode_all(array: NDArray[np.uint8], files: ImageFiles, observe: Observer) 
             for row in range(start, stop):
                 try:
                     with Image.open(io.BytesIO(read(files.names[row]))) as picture:
-                        array[row] = fit(picture, size)
+                        array[row] = decode(picture)
                 except _DECODING_ERRORS as error:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
                     raise InputError(

@@ -28,7 +28,7 @@ FACE_REGIONS: Mapping[str, tuple[Box, ...]] = MappingProxyType(
         "cheeks": (Box(0.58, 0.22, 0.72, 0.40), Box(0.58, 0.60, 0.72, 0.78)),
     }
 )
-"""Drawn by hand on the mean of CelebA's aligned faces, cropped to their central square.
+"""Drawn by hand on the mean of CelebA's aligned faces in the square of `CELEBA_CROP`.
 
 Faces in profile leave the boxes a little; CelebA-HQ is aligned similarly, but not identically.
 """

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from ecinn.data.face_crop import FaceCrop
 from ecinn.errors import InputError
 
 Source = str | Path | bytes | io.IOBase | Image.Image
@@ -31,12 +32,19 @@ class Photograph:
     notes: tuple[str, ...]
 
 
-def read_photograph(source: Source, shape: tuple[int, int, int], *, digit: bool) -> Photograph:
+def read_photograph(
+    source: Source,
+    shape: tuple[int, int, int],
+    *,
+    digit: bool,
+    crop: FaceCrop | None = None,
+) -> Photograph:
     """Convert an image of any size, mode and orientation to the model's shape.
 
     Args:
         shape: channels, height and width that the model reads.
         digit: frame it like MNIST: a light digit on black, cropped, centred by its mass.
+        crop: frame it like the faces of training; None stretches other aspect ratios.
     """
     channels, height, width = shape
     notes: list[str] = []
@@ -48,6 +56,9 @@ def read_photograph(source: Source, shape: tuple[int, int, int], *, digit: bool)
     flat = flat.convert("L" if channels == 1 else "RGB")
     if digit:
         flat = _frame_digit(flat, (width, height), notes)
+    elif crop is not None:
+        flat, note = crop.fit(flat, (height, width))
+        notes += [note] if note else []
     elif flat.size != (width, height):
         verb = "resized" if flat.width * height == flat.height * width else "stretched"
         notes.append(f"{verb} from {flat.width}×{flat.height} to {width}×{height}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ecinn.classifier.checkpoint import model_name
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.model import Model
@@ -44,12 +45,12 @@ def load_catalogue(
     names: Sequence[str],
     celeba: Path | None = None,
     *,
-    load: Callable[[str], Dataset] | None = None,
+    load: Callable[[Recipe], Dataset] | None = None,
 ) -> Catalogue:
     """Load models and their test images; faces only if a folder of CelebA is known.
 
     Args:
-        load: loads the test images of a dataset by its name.
+        load: loads the test images of a recipe; None loads them without progress.
     """
     catalogue: dict[str, ServedModel] = {}
     for name_or_path in names:
@@ -60,6 +61,6 @@ def load_catalogue(
         kind = KINDS.get(dataset.partition("/")[0], "images")
         available = celeba is not None or os.environ.get("ECINN_CELEBA")
         if kind in ("digits", "dots") or (kind == "faces" and available):
-            samples = load(dataset) if load else model.recipe.load("test", celeba)
+            samples = load(model.recipe) if load else model.recipe.load("test", celeba)
         catalogue[name] = ServedModel(name, TITLES.get(name, name), kind, model, samples)
     return catalogue

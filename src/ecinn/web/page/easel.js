@@ -74,7 +74,7 @@ export class Easel {
   /** @param {ImageBitmap} bitmap a photograph of any size */
   showPhoto(bitmap) {
     this.clear();
-    this.photo = new Photo(bitmap);
+    this.photo = new Photo(bitmap, this.model.kind === "faces");
     this.paint();
   }
 

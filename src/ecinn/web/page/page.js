@@ -66,7 +66,7 @@ function image() {
 /** The input of the network: a part of a photograph, or a drawing. */
 function ownSource() {
   const { width, height } = state.model;
-  return easel.photo ? { png: png(easel.photo.cut(width, height)) } : { pixels: easel.pixels() };
+  return easel.photo ? { png: png(easel.photo.cutToSend(width, height)) } : { pixels: easel.pixels() };
 }
 
 const predictLive = api.latest(async () => {
@@ -145,7 +145,7 @@ async function openPixels(pixels, wish) {
   return explain(wish);
 }
 
-/** A file, dropped or pasted. The service frames digits; visitors frame faces. */
+/** A file, dropped or pasted. The service frames digits; visitors frame faces, except CelebA's. */
 async function openPicture(blob) {
   const bitmap = await readPicture(blob);
   if (easel.drawable) {
@@ -155,7 +155,7 @@ async function openPicture(blob) {
     easel.show(await decode(input));
   } else {
     easel.showPhoto(bitmap);
-    at("zoom").value = "1";
+    at("zoom").value = String(easel.photo.zoom);
   }
   return shown();
 }

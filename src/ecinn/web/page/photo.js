@@ -1,12 +1,20 @@
-/** A photograph behind a square window: moved, enlarged, and cut out at the network's own size. */
+/** A photograph behind a square window: moved, enlarged, and cut out. */
 
 const MOST_ENLARGED = 6;
+/** CelebA's aligned faces, and the side of the central square that the networks know. */
+const ALIGNED = { width: 178, height: 218, side: 148 };
 
 export class Photo {
-  /** @param {ImageBitmap} bitmap */
-  constructor(bitmap) {
+  /**
+   * @param {ImageBitmap} bitmap
+   * @param {boolean} face of a face with CelebA's aspect ratio, the networks' square is shown first
+   */
+  constructor(bitmap, face) {
+    const { width, height, side } = ALIGNED;
+    const aligned = face && Math.abs(bitmap.width - (bitmap.height * width) / height) < 1;
     this.bitmap = bitmap;
-    this.zoom = 1;
+    this.face = face;
+    this.zoom = aligned ? width / side : 1;
     this.x = bitmap.width / 2;
     this.y = bitmap.height / 2;
   }
@@ -39,6 +47,12 @@ export class Photo {
     context.imageSmoothingEnabled = true;
     context.imageSmoothingQuality = "high";
     context.drawImage(this.bitmap, this.x - side / 2, this.y - side / 2, side, side, 0, 0, width, height);
+  }
+
+  /** The visible part as the service needs it: it resizes faces itself, as before training. */
+  cutToSend(width, height) {
+    const factor = this.face ? Math.min(Math.max(this.side / width, 1), 3) : 1;
+    return this.cut(Math.round(factor * width), Math.round(factor * height));
   }
 
   /** The visible part, at the size of the network's input. */
