@@ -22,7 +22,7 @@ help:
 	@echo "make docs       build the documentation site; broken links fail"
 	@echo "make serve      the web page and API on http://127.0.0.1:8000"
 	@echo "make load       200 clients at once for a minute against the service, on loopback"
-	@echo "make paper      every figure and table of the paper into paper/ (CELEBA=DIR for faces)"
+	@echo "make paper      every figure and table of the paper into paper/ (CELEBA=DIR for faces, PAPER_MODEL=FILE for claims)"
 	@echo "make notebook   run the tour from top to bottom and keep its output"
 	@echo "make bench      cost of a counterfactual as a multiple of a forward pass"
 	@echo "make evaluate   measure the shipped models and write docs/results"
@@ -56,7 +56,8 @@ load: $(VENV)/.serve
 	$(BIN)/python benchmarks/load.py
 
 paper: $(VENV)/.paper
-	$(BIN)/ecinn paper all --out paper $(if $(wildcard $(CELEBA)),--celeba $(CELEBA))
+	$(BIN)/ecinn paper all --out paper $(if $(wildcard $(CELEBA)),--celeba $(CELEBA)) \
+		$(if $(PAPER_MODEL),--paper-model $(PAPER_MODEL))
 
 notebook: $(VENV)/.test
 	$(BIN)/python notebooks/run.py

@@ -153,6 +153,18 @@ def test_given_folders_reach_the_context(tmp_path: Path) -> None:
         assert picture.size == (2 * 300, 300)
 
 
+def test_given_models_and_a_limit_reach_the_context(artefacts, monkeypatch) -> None:
+    seen = []
+    claims = Artefact("claims", "judged", lambda context: seen.append(context) or Made())
+    monkeypatch.setattr(registry, "ARTEFACTS", (claims,))
+    files = ("--paper-model", "a", "--paper-model", "b.safetensors")
+    assert run("paper", "claims", *files, "--limit", 30)[0] == 0
+    assert run("paper", "claims")[0] == 0
+    assert [context.paper_models for context in seen] == [(Path("a"), Path("b.safetensors")), ()]
+    assert [context.limit for context in seen] == [30, None]
+    assert "--limit" in fails("paper", "claims", "--limit", 19)
+
+
 @pytest.mark.usefixtures("artefacts")
 def test_single_names_and_the_whole_supplement() -> None:
     code, _, stderr = run("paper", "figure-2", "table-1", "--out", "one")

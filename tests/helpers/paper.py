@@ -7,8 +7,12 @@ import zlib
 
 from torch import Tensor
 
+from ecinn.metrics.statistics import Interval
 from ecinn.pixels import to_pixels
 from ecinn.studies.paper.measuring import Sample
+
+N = 48
+"""Digits of the fixture `sample`."""
 
 
 def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
@@ -16,6 +20,11 @@ def with_counterfactuals(sample: Sample, images: Tensor) -> Sample:
     (part,) = sample.parts
     part = dataclasses.replace(part, convincing=to_pixels(images)[:, None])
     return dataclasses.replace(sample, parts=(part,))
+
+
+def count(share: Interval) -> int:
+    """Return k of a share k/n."""
+    return round(share.mean * share.n)
 
 
 def pdf_contents(data: bytes) -> bytes:

@@ -37,6 +37,17 @@ def paper(
     beta: Annotated[
         Path | None, typer.Option(help="Folder from `ecinn beta`, for figure 10.")
     ] = None,
+    paper_model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Model that judges the claims as the paper's recipe, from `ecinn train "
+            "mnist-paper`; again for a model of other images."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=20, help="Images per claim at most, for a quick look at the claims."),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(
@@ -73,7 +84,8 @@ def paper(
         raise InputError("; ".join(f"{name} {reason}" for name, reason in missing.items()))
     with bars() as observe:
         chosen_device = str(resolve_device(device))
-        context = artefact.Context(seed, faces, inception, beta, chosen_device, observe)
+        given = (seed, faces, inception, beta, chosen_device, observe)
+        context = artefact.Context(*given, tuple(paper_model or ()), limit)
         command, folder = artefact.command(" ".join(names), context), output_folder(out_dir)
         failed = _make_all(selected, missing, context, folder, command, go_on=several)
     if not several:

@@ -21,12 +21,13 @@ from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
 from ecinn.studies.judges import Judges, load_judges, scaled
-from ecinn.studies.paper import beta_models, claims_faces, style
+from ecinn.studies.paper import beta_models, claims_beta, style
 from ecinn.studies.paper import figures_beta as trade_off
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.beta_models import Jury, TradeOff
-from ecinn.studies.paper.claim import Claim, claim_of, entries, unmeasured
-from ecinn.studies.paper.claims_faces import falling, measure_trade_off
+from ecinn.studies.paper.claim import Judgement, entries, judgement
+from ecinn.studies.paper.claims import report
+from ecinn.studies.paper.claims_beta import falling
 from ecinn.training import loop as training
 from helpers.builders import randomise
 from helpers.command_line import run
@@ -87,8 +88,8 @@ def result(betas: int = 8) -> TradeOff:
     )
 
 
-def judged(trade_off: TradeOff) -> Claim:
-    return claim_of(claims_faces.trade_off(trade_off))
+def judged(trade_off: TradeOff) -> Judgement:
+    return judgement(claims_beta.trade_off(trade_off))
 
 
 def test_digits_are_of_every_other_class_and_drawn_by_the_seed(test_digits: Dataset) -> None:
@@ -249,7 +250,7 @@ def test_the_claim_lists_the_parts_that_hold_and_fail() -> None:
     assert claim.measured.endswith("What does not hold: nothing.")
     assert f"for the best model ({100 * 1802 / 1900:.1f} %" in claim.measured
     assert "at β = 1.4265 the error" in claim.measured
-    assert claim.table.count("\n") == 1 + n
+    assert len(claim.table.rows) == n
     worse = dataclasses.replace(balanced, frechet=balanced.frechet[::-1])
     assert judged(worse).verdict == "partly"
     held, failed = judged(worse).measured.split("What does not hold: ")
@@ -271,8 +272,8 @@ def test_the_beta_nearest_to_one_is_chosen_by_ratio() -> None:
     claim = judged(two)
     assert "at β = 1.6 the" in claim.measured
     assert "at β = 0.5 the" not in claim.measured
-    assert "| 0.5 |" in claim.table
-    assert "| 97.10 % |" in claim.table
+    assert "| 0.5 |" in claim.table.markdown()
+    assert "| 97.10 % |" in claim.table.markdown()
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(None, MNIST_BETA.epochs), (3, 3)])
@@ -283,13 +284,13 @@ def test_settings_override_beta_and_epochs_of_the_recipe(epochs, trained) -> Non
 
 def test_the_claim_is_untested_without_models(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(beta_models, "SHIPPED", tmp_path / "none")
-    assert not list(measure_trade_off(Context()))
-    claim = unmeasured(entries()["beta"])
+    assert not list(claims_beta.measure(Context()))
+    (claim,) = report(entries()["beta"], [], {}, {}).judgements
     assert claim.verdict == "untested"
     assert "--beta DIR" in claim.measured
     beta_models.save(result(), tmp_path / beta_models.FILE)
-    (measured,) = measure_trade_off(Context(beta=tmp_path))
-    assert claim_of(measured).verdict != "untested"
+    (measured,) = claims_beta.measure(Context(beta=tmp_path))
+    assert judgement(measured).verdict != "untested"
 
 
 def test_falling_counts_pairs() -> None:

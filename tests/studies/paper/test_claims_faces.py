@@ -1,5 +1,6 @@
 """Claims about faces: certainty, regions, and models that look alike."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,18 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecinn.attribution.heatmaps import Heatmaps
+from ecinn.attribution.heatmaps import METHODS, Heatmaps
 from ecinn.auditing.measurement import audit
 from ecinn.auditing.result import Audit, Comparison, Region, Similarity
+from ecinn.classifier.recipes import FineTuning
+from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
-from ecinn.data.face_regions import REGION_NAMES
+from ecinn.data.face_regions import REGION_NAMES, region_mask
 from ecinn.metrics.statistics import Interval, proportion
-from ecinn.model import load
+from ecinn.model import Model
+from ecinn.studies.benchmark.face_quality import Realism
 from ecinn.studies.paper import claims_faces as faces
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.claim import claim_of
-from ecinn.studies.paper.measuring import Sizes
+from ecinn.studies.paper.claim import Measurement, entries, judgement
+from ecinn.studies.paper.columns import stages
+from ecinn.studies.paper.measuring import Bench, ExplainedImages, Sizes
 from helpers.builders import random_images, small_model
+from helpers.face_judges import random_face_judges
+from helpers.paper import count
 
 
 def audit_with(**fields: object) -> Audit:
@@ -44,21 +51,30 @@ def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, 
     compared = Comparison("m", 3, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
     audit = audit_with(comparisons=(compared,))
     trained = {"lipstick": "distilled", "makeup": "fine-tuned"}
-    claim = claim_of(faces.lipstick_is_makeup(audit, trained))
+    claim = judgement(faces.lipstick_is_makeup(audit, trained))
     assert claim.verdict == verdict
     assert "lipstick was distilled and makeup was fine-tuned." in claim.measured
     assert "two recipes" in claim.measured
-    alike = claim_of(faces.lipstick_is_makeup(audit, dict.fromkeys(trained, "distilled")))
+    alike = judgement(faces.lipstick_is_makeup(audit, dict.fromkeys(trained, "distilled")))
     assert "two recipes" not in alike.measured
 
 
-def test_training_stages_are_read_from_the_model_files() -> None:
-    """As docs/faces.md tells."""
-    found = {name: faces.stages(load(name)) for name in ("celeba-lipstick", "celeba-makeup")}
-    assert found == {
-        "celeba-lipstick": "distilled from a teacher and fine-tuned",
-        "celeba-makeup": "neither distilled nor fine-tuned",
-    }
+@pytest.mark.parametrize(
+    ("weight", "finetuning", "trained"),
+    [
+        (0.8, True, "distilled from a teacher and fine-tuned"),
+        (0.8, False, "distilled from a teacher"),
+        (0.0, True, "fine-tuned"),
+        (0.0, False, "neither distilled nor fine-tuned"),
+    ],
+)
+def test_training_stages_are_those_of_the_recipe(weight, finetuning, trained) -> None:
+    second = FineTuning(epochs=1, faithfulness=1.0, distillation_weight=1.0)
+    model = small_model()
+    recipe = replace(
+        model.recipe, distillation_weight=weight, finetuning=second if finetuning else None
+    )
+    assert stages(Model(replace(model.checkpoint, recipe=recipe))) == trained
 
 
 @pytest.mark.parametrize(
@@ -70,7 +86,7 @@ def test_less_certain_faces_refute_the_claim(of_q, verdict) -> None:
     audit = audit_with(
         flips=SimpleNamespace(q=q), after=SimpleNamespace(posterior=posterior.double())
     )
-    claim = claim_of(faces.smiles_reach(audit, proportion(torch.ones(5, dtype=torch.bool)), 2.5))
+    claim = judgement(faces.smiles_reach(audit, proportion(torch.ones(5, dtype=torch.bool)), 2.5))
     assert claim.verdict == verdict
     assert "confidence=" in claim.measured
 
@@ -81,8 +97,8 @@ def test_density_of_face_regions_decides() -> None:
 
     whole = regions(mouth=2.5, eyes=1.6, cheeks=1.5, face=1.6, background=0.6)
     lips = regions(mouth=9.0, eyes=0.3, cheeks=0.3, face=1.2, background=0.3)
-    assert claim_of(faces.whole_face(audit_with(regions=whole))).verdict == "supported"
-    assert claim_of(faces.whole_face(audit_with(regions=lips))).verdict == "partly"
+    assert judgement(faces.whole_face(audit_with(regions=whole))).verdict == "supported"
+    assert judgement(faces.whole_face(audit_with(regions=lips))).verdict == "partly"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +112,7 @@ def test_an_unchanged_background_changes_less_than_half(mouth, face, background,
         for name, value in {**density, "background": background}.items()
     )
     overall = SimpleNamespace(change=near(0.043))
-    claim = claim_of(faces.background_stays(audit_with(regions=regions, overall=overall)))
+    claim = judgement(faces.background_stays(audit_with(regions=regions, overall=overall)))
     assert claim.verdict == verdict
     assert f"mouth changes {mouth:.2f} [{mouth - 0.02:.2f}, {mouth + 0.02:.2f}]" in claim.measured
     assert "the eyes 1.31 [" in claim.measured
@@ -112,7 +128,7 @@ def test_smile_and_cheekbone_maps_are_compared_with_other_faces(same, other, ver
     likeness = [Similarity(near(0.0), near(0.0), near(v), near(0.0)) for v in (same, other)]
     agreement = proportion(torch.tensor([True, True, False, True]))
     compared = Comparison("m", 4, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
-    claim = claim_of(faces.smile_is_cheekbones(audit_with(comparisons=(compared,))))
+    claim = judgement(faces.smile_is_cheekbones(audit_with(comparisons=(compared,))))
     assert claim.verdict == verdict
     assert f"|cos| is {same:.2f} [" in claim.measured
     assert "same for 75.0 % [" in claim.measured
@@ -120,45 +136,57 @@ def test_smile_and_cheekbone_maps_are_compared_with_other_faces(same, other, ver
 
 def test_share_of_the_mouth_is_shown_in_percent() -> None:
     regions = tuple(Region(name, 0.37, near(1.5)) for name in REGION_NAMES)
-    claim = claim_of(faces.whole_face(audit_with(regions=regions)))
+    claim = judgement(faces.whole_face(audit_with(regions=regions)))
     assert claim.measured.startswith("37 % of the change lies in the region of the mouth")
-    assert "| mouth | 37.0 % | 1.50 [1.48, 1.52] |" in claim.table
+    assert "| mouth | 37.0 % | 1.50 [1.48, 1.52] |" in claim.table.markdown()
 
 
-SPLITS = {"test": 7, "train": 8}
+SPLITS = {"test": 7, "train": 8, "validation": 9}
 """With the seeds of their images."""
+OPEN = ATTRIBUTES.index("Mouth_Slightly_Open")
 
 
 @pytest.fixture
-def four_models(generator) -> Context:
-    """Models of faces that differ in where they lead, and labels of which few, half or most."""
-    models, labels = {}, {}
-    for number, (name, dataset) in enumerate(faces.MODELS.items()):
+def models(generator) -> dict[str, Model]:
+    """Models of faces that differ in where they lead, by dataset."""
+    made = {}
+    for dataset in faces.DATASETS:
         model = small_model(3, 2, dataset)
         noise = torch.randn(model.mu_bar.shape, generator=generator)
         model.mu_bar = model.mu_bar + 0.3 * noise
-        models[name] = model
-        labels[dataset] = (torch.arange(40) % 5 < number + 1).long()
+        recipe = replace(model.recipe, name=dataset.partition("/")[2])
+        model.checkpoint = replace(model.checkpoint, recipe=recipe)
+        made[dataset] = model
+    return made
+
+
+@pytest.fixture
+def context(generator) -> Context:
+    """Labels of which few, half or most are 1, and random attributes."""
     images = {split: random_images(40, 3, 2, seed).images for split, seed in SPLITS.items()}
+    attributes = torch.randint(2, (40, 40), generator=generator).byte()
+    labels = {
+        dataset: (torch.arange(40) % 5 < number + 1).long()
+        for number, dataset in enumerate(faces.DATASETS)
+    }
     context = Context(seed=3)
-    vars(context)["model"] = models.__getitem__
     vars(context)["data"] = lambda dataset, split: Dataset(
-        images[split], labels[dataset], ("a", "b")
+        images[split], labels[dataset], ("a", "b"), attributes
     )
     return context
 
 
-def test_labels_are_counted_in_the_test_faces(four_models) -> None:
-    claim = claim_of(faces.balanced_labels(four_models))
-    counts = [round(40 * claim.numbers[name].mean) for name in faces.MODELS]
+def test_labels_are_counted_in_the_test_faces(context) -> None:
+    claim = judgement(faces.balanced_labels(context))
+    counts = [round(40 * claim.numbers[name].mean) for name in faces.DATASETS]
     assert counts == [8, 16, 24, 32]
     assert "smile 20.0 % [" in claim.measured
     # Of 40 faces, 8 are surely fewer than 45 %, 16 may be as many.
     assert claim.verdict == "partly"
 
 
-def test_requested_confidence_is_read_from_the_stored_face(four_models) -> None:
-    model, images = four_models.model("celeba-smile"), random_images(40, 3, 2, 7).images
+def test_requested_confidence_is_that_of_the_stored_face(models) -> None:
+    model, images = models[faces.SMILE], random_images(40, 3, 2, 7).images
     n, q = 12, 1 - model.predict(images).argmax(1)
     given = audit_with(images=images, flips=SimpleNamespace(q=q))
     asked, alpha = faces.sure_when_requested(model, given, n)
@@ -175,18 +203,15 @@ def test_requested_confidence_is_read_from_the_stored_face(four_models) -> None:
 
 
 @pytest.mark.slow
-def test_face_claims_use_the_audits_of_their_models(four_models) -> None:
-    measured = faces.measure(four_models, Sizes(faces=10, face_maps=4))
-    claims = {each.name: claim_of(each) for each in measured}
-    made = {}
-    for name, other in (
-        ("celeba-smile", "celeba-cheekbones"),
-        ("celeba-lipstick", "celeba-makeup"),
-    ):
-        data = four_models.data(faces.MODELS[name], "test")
-        others = {other: four_models.model(other)}
-        made[name] = audit(four_models.model(name), data, others=others, n=10, seed=3)
-    smile, lipstick = made.values()
+def test_face_claims_use_the_audits_of_their_models(context, models, monkeypatch) -> None:
+    monkeypatch.setattr(faces, "face_judges", lambda bench: None)
+    bench = Bench(context, Sizes(faces=10, face_maps=4))
+    claims = {each.name: judgement(each) for each in faces.measure(bench, models)}
+    made = []
+    for name, other in ((faces.SMILE, faces.CHEEKBONES), (faces.LIPSTICK, faces.MAKEUP)):
+        data, others = context.data(name, "test"), [models[other]]
+        made.append(audit(models[name], data, others=others, n=10, seed=3))
+    smile, lipstick = made
     for name, done in (("background", smile), ("whole-face", lipstick)):
         numbers = claims[name].numbers.get("density", claims[name].numbers)
         assert numbers == {region.name: region.density for region in done.regions}
@@ -197,6 +222,148 @@ def test_face_claims_use_the_audits_of_their_models(four_models) -> None:
     assert claims["faces-sure"].numbers["reached"] == proportion(reached)
     assert claims["others-miss-it"].numbers["ecinn"] == lipstick.comparisons[0].same.absolute
     assert smile.regions != lipstick.regions
+    is_open = context.data(faces.SMILE, "test").attributes[smile.index, OPEN].bool()
+    expected = judgement(faces.hard_mouths(smile, is_open, 3))
+    assert claims["hard-mouths"].numbers == expected.numbers
+    assert claims["faithful"].numbers.keys() == {*METHODS, "random order"}
+    assert "over 4 faces" in claims["faithful"].measured
+
+
+@pytest.mark.parametrize(
+    ("given", "judged"),
+    [
+        (
+            (faces.SMILE,),
+            {"faces-sure", "background", "hard-mouths", "faithful", "faces-realistic"},
+        ),
+        ((faces.LIPSTICK,), {"whole-face"}),
+        ((faces.CHEEKBONES, faces.MAKEUP), set()),
+    ],
+)
+def test_only_claims_whose_models_are_at_hand_are_measured(
+    context, models, monkeypatch, given, judged
+) -> None:
+    monkeypatch.setattr(faces, "faithful", lambda *_: Measurement("faithful", {}))
+    asked = []
+    monkeypatch.setattr(
+        faces, "unrealistic", lambda *a: asked.append(a) or Measurement("faces-realistic", {})
+    )
+    monkeypatch.setattr(faces, "face_judges", lambda bench: random_face_judges())
+    monkeypatch.setattr(ExplainedImages, "maps", lambda *_: {})
+    bench = Bench(context, Sizes(faces=6, face_maps=2))
+    measured = faces.measure(bench, {dataset: models[dataset] for dataset in given})
+    assert {each.name for each in measured} == judged
+    for _, _, reference, _ in asked:
+        others = random_images(40, 3, 2, SPLITS["validation"])
+        assert torch.equal(reference.images, others.images)
+    # As many as the file asks of such a column.
+    possible = {n for n, e in entries().items() if e.models and {*e.models} <= {*given}}
+    assert possible == judged
+
+
+def realism(target: str, images: str, *shares: float) -> Realism:
+    precision = dict(zip(("residual", "separable"), map(near, shares), strict=True))
+    return Realism(target, images, 7, {"residual": 1.5, "separable": 2.5}, precision)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [((0.5, 0.4), "supported"), ((0.5, 0.79), "partly"), ((0.8, 0.9), "refuted")],
+)
+def test_faces_outside_the_manifold_are_unrealistic(
+    context, models, monkeypatch, made, verdict
+) -> None:
+    asked = []
+
+    def measured(judges, data, p, counterfactuals, reference, generator) -> tuple[Realism, ...]:
+        asked.append((judges, data, p, counterfactuals, reference))
+        return tuple(
+            realism(target, images, *shares)
+            for target in data.class_names
+            for images, shares in (
+                ("counterfactuals", made), ("real faces", (0.8, 0.8)), ("unchanged", (0.1, 0.1)),
+            )
+        )  # fmt: skip
+
+    monkeypatch.setattr(faces, "measure_realism", measured)
+    given, model = random_face_judges(), models[faces.SMILE]
+    smile = faces.audited(Bench(context, Sizes(faces=8)), model, None)
+    reference = random_images(9, 3, 2, 3)
+    claim = judgement(faces.unrealistic(smile, given, reference, 0))
+    assert claim.verdict == verdict
+    fewer = 2 * sum(share < 0.76 for share in made)  # intervals are as wide as ± 0.02
+    assert f"In {fewer} of 4 comparisons" in claim.measured
+    ((judges, data, p, counterfactuals, others),) = asked
+    assert (judges, others) == (given, reference)
+    assert torch.equal(data.images, smile.images)
+    assert torch.equal(p, smile.flips.p)
+    assert torch.equal(counterfactuals["counterfactuals"], smile.flips.counterfactuals)
+    assert claim.table.rows[1][:4] == (smile.class_names[0], "real faces", "7", "1.50")
+
+
+def turned_faces(p_q: Tensor, size: Tensor, q: Tensor) -> Audit:
+    """Faces whose change at the mouth is `size`, and elsewhere something else."""
+    change = torch.full((len(q), 3, 64, 64), 0.7)
+    change[:, :, region_mask("mouth", 64, 64)] = -size[:, None, None]
+    posterior = torch.stack([torch.where(q == 0, p_q, 1 - p_q), torch.where(q == 1, p_q, 1 - p_q)])
+    return audit_with(
+        images=torch.zeros((len(q), 3, 64, 64), dtype=torch.uint8),
+        flips=SimpleNamespace(q=q, change=change),
+        after=SimpleNamespace(posterior=posterior.T),
+    )
+
+
+def test_mouths_that_must_open_or_close_are_compared_with_the_others(generator) -> None:
+    n = 80
+    q, is_open = torch.randint(2, (2, n), generator=generator)
+    p_q, size = torch.rand((2, n), generator=generator)
+    claim = judgement(faces.hard_mouths(turned_faces(p_q, size, q), is_open.bool(), 0))
+    for name, target in (("opened", 1), ("closed", 0)):
+        found = claim.numbers[name]
+        # A smile needs an open mouth, a frown a closed one.
+        wrong = [i for i in range(n) if q[i] == target and is_open[i] != target]
+        right = [i for i in range(n) if q[i] == target and is_open[i] == target]
+        for group, rows in ((found.wrong, wrong), (found.right, right)):
+            assert group.reached.n == len(rows)
+            assert count(group.reached) == sum(float(p_q[i]) > 0.5 for i in rows)
+            assert group.p_q.mean == pytest.approx(float(p_q[rows].mean()), rel=1e-5)
+            assert group.change.mean == pytest.approx(float(size[rows].mean()), rel=1e-5)
+        apart = float(p_q[wrong].mean() - p_q[right].mean())
+        assert found.less_sure.mean == pytest.approx(apart, abs=1e-5)
+        apart = float(size[wrong].mean() - size[right].mean())
+        assert found.more_change.mean == pytest.approx(apart, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sure", "larger", "verdict"),
+    [
+        ((-0.3, -0.3), (0.1, 0.1), "supported"),
+        ((-0.3, 0.0), (0.1, 0.0), "partly"),
+        ((0.2, 0.2), (-0.1, -0.1), "refuted"),
+    ],
+)
+def test_hard_mouths_are_less_certain_and_change_more(generator, sure, larger, verdict) -> None:
+    n = 200
+    q, is_open = torch.arange(n) % 2, torch.arange(n) // 2 % 2
+    noise = 0.05 * torch.rand((2, n), generator=generator)
+    must_change = q != is_open
+    p_q = 0.6 + must_change * torch.tensor(sure)[q] + noise[0]
+    size = 0.2 + must_change * torch.tensor(larger)[q] + noise[1]
+    claim = judgement(faces.hard_mouths(turned_faces(p_q, size, q), is_open.bool(), 0))
+    assert claim.verdict == verdict
+    assert [row[:3] for row in claim.table.rows] == [
+        ("a smile", "closed", "50"), ("a smile", "open", "50"),
+        ("a frown", "open", "50"), ("a frown", "closed", "50"),
+    ]  # fmt: skip
+
+
+def test_a_group_without_faces_is_uncertain() -> None:
+    q = torch.ones(6, dtype=torch.long)
+    audit = turned_faces(torch.full((6,), 0.9), torch.full((6,), 0.1), q)
+    claim = judgement(faces.hard_mouths(audit, torch.zeros(6, dtype=torch.bool), 0))
+    assert claim.verdict == "refuted"
+    assert claim.numbers["opened"].right.reached.n == 0
+    assert claim.numbers["opened"].less_sure.low == -1
 
 
 def other_maps(monkeypatch, *given: Tensor) -> list[tuple]:
@@ -211,34 +378,34 @@ def other_maps(monkeypatch, *given: Tensor) -> list[tuple]:
     return asked
 
 
-def not_seen(context: Context, n: int, ours: float):
-    data = context.data(faces.MODELS["celeba-lipstick"], "test")
-    models = {name: context.model(name) for name in ("celeba-lipstick", "celeba-makeup")}
+def not_seen(context: Context, models: dict[str, Model], n: int, ours: float):
+    data = context.data(faces.LIPSTICK, "test")
+    models = {name: models[name] for name in (faces.LIPSTICK, faces.MAKEUP)}
     alike = Similarity(near(0.0), near(0.0), near(ours), near(0.0))
     compared = SimpleNamespace(same=alike)
     index = torch.arange(10)
     lipstick = audit_with(index=index, images=data.images[:10], comparisons=(compared,))
-    training = context.data(faces.MODELS["celeba-lipstick"], "train")
-    return claim_of(faces.others_miss_it(lipstick, training, models, n, 0))
+    training = context.data(faces.LIPSTICK, "train")
+    return judgement(faces.others_miss_it(lipstick, training, models, n, 0))
 
 
 def test_maps_of_an_established_method_are_compared_alike(
-    four_models, generator, monkeypatch
+    context, models, generator, monkeypatch
 ) -> None:
     """|cos| and ranks of two models' maps of a face, and of another face's."""
     a = torch.randn((8, 3, 8, 8), generator=generator)
     b = a + 2 * torch.randn(a.shape, generator=generator)
     b[::2] *= -1
     asked = other_maps(monkeypatch, a, b)
-    claim = not_seen(four_models, 8, 0.5)
+    claim = not_seen(context, models, 8, 0.5)
     for name, (explained, x, p, q, more) in zip(
-        ("celeba-lipstick", "celeba-makeup"), asked, strict=True
+        (faces.LIPSTICK, faces.MAKEUP), asked, strict=True
     ):
-        model = four_models.model(name)
+        model = models[name]
         assert explained.mu_bar is model.mu_bar
         assert torch.equal(p, model.predict(x).argmax(1).to(p))
         assert torch.equal(q, 1 - p)
-        training = four_models.data(faces.MODELS[name], "train").images
+        training = context.data(name, "train").images
         assert torch.equal(more["baselines"], model.pixels(training[:20]))
     cosine = F.cosine_similarity(a.flatten(1), b.flatten(1)).abs()
     assert claim.numbers["cosine"].mean == pytest.approx(float(cosine.mean()), rel=1e-5)
@@ -256,10 +423,10 @@ def test_maps_of_an_established_method_are_compared_alike(
     [(False, 0.8, "supported"), (True, 0.8, "refuted"), (False, 0.02, "partly")],
 )
 def test_similar_established_maps_refute_the_claim(
-    four_models, generator, monkeypatch, same, ours, verdict
+    context, models, generator, monkeypatch, same, ours, verdict
 ) -> None:
     a, b = torch.randn((2, 10, 3, 8, 8), generator=generator)
     other_maps(monkeypatch, a, a if same else b)
-    claim = not_seen(four_models, 50, ours)
+    claim = not_seen(context, models, 50, ours)
     assert claim.verdict == verdict
     assert "on 10 faces" in claim.measured

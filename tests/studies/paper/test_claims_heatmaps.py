@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import METHODS, Heatmaps
@@ -14,8 +15,9 @@ from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.studies.judges import load_judges, scaled
 from ecinn.studies.paper import claims_heatmaps as maps
-from ecinn.studies.paper.claim import claim_of
-from ecinn.studies.paper.measuring import ExplainedImages
+from ecinn.studies.paper.artefact import Context
+from ecinn.studies.paper.claim import judgement
+from ecinn.studies.paper.measuring import Bench, ExplainedImages, Sample, Sizes
 from helpers.builders import random_images, small_model
 
 
@@ -39,16 +41,16 @@ def test_smooth_maps_are_less_noisy_than_noise(smooth_and_rough) -> None:
     smooth, rough = smooth_and_rough
     good = noise_of({m: smooth if m == "ecinn" else rough for m in METHODS})
     bad = noise_of({m: rough if m == "ecinn" else smooth for m in METHODS})
-    assert claim_of(maps.less_noisy(good)).verdict == "supported"
-    control = claim_of(maps.less_noisy(good | {"white noise": bad["ecinn"]}))
+    assert judgement(maps.less_noisy(good)).verdict == "supported"
+    control = judgement(maps.less_noisy(good | {"white noise": bad["ecinn"]}))
     variation = float(bad["ecinn"]["total variation"].mean())
-    assert f"| white noise | {variation:.3f} [" in control.table
-    assert claim_of(maps.less_noisy(bad)).verdict == "refuted"
-    assert claim_of(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
-    claim = claim_of(maps.less_noisy_with_relu(good, bad))
+    assert f"| white noise | {variation:.3f} [" in control.table.markdown()
+    assert judgement(maps.less_noisy(bad)).verdict == "refuted"
+    assert judgement(maps.less_noisy_with_relu(good, bad)).verdict == "supported"
+    claim = judgement(maps.less_noisy_with_relu(good, bad))
     both = (float(noise["deep_lift"]["total variation"].mean()) for noise in (good, bad))
-    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in claim.table
-    assert claim_of(maps.less_noisy_with_relu(bad, good)).verdict == "refuted"
+    assert f"| DeepLift | {next(both):.3f} → {next(both):.3f} |" in claim.table.markdown()
+    assert judgement(maps.less_noisy_with_relu(bad, good)).verdict == "refuted"
 
 
 def test_relu_is_the_cause_only_if_replacing_it_adds_noise(smooth_and_rough) -> None:
@@ -60,11 +62,11 @@ def test_relu_is_the_cause_only_if_replacing_it_adds_noise(smooth_and_rough) -> 
     }
     for without, verdict, way in ((loud, "supported", 1.0), (quiet, "refuted", 0.0)):
         twins = {"ReLU": [(0.1, quiet)], "tanh": [(0.1, without)]}
-        claim = claim_of(maps.relu_is_the_cause(twins, loud))
+        claim = judgement(maps.relu_is_the_cause(twins, loud))
         assert claim.verdict == verdict
         assert ends(claim.numbers["way"]["tanh"]) == pytest.approx((way, way, way))
     twins = {"ReLU": [(0.1, quiet)], "tanh": [(0.1, between)], "softplus": [(0.1, quiet)]}
-    claim = claim_of(maps.relu_is_the_cause(twins, loud))
+    claim = judgement(maps.relu_is_the_cause(twins, loud))
     assert ends(claim.numbers["way"]["tanh"]) == pytest.approx((0.5, 0.5, 0.5))
     assert claim.verdict == "partly"
 
@@ -76,10 +78,10 @@ def test_disagreeing_seeds_support_the_relu_claim_only_partly(smooth_and_rough) 
         "ReLU": [(0.1, quiet)] * 3,
         "tanh": [(0.1, loud), (0.1, quiet), (0.4, loud)],
     }
-    claim = claim_of(maps.relu_is_the_cause(twins, loud))
+    claim = judgement(maps.relu_is_the_cause(twins, loud))
     assert ends(claim.numbers["way"]["tanh"]) == pytest.approx((2 / 3, 0, 1))
     assert claim.numbers["errors"]["tanh"] == pytest.approx(0.2)
-    assert "| tanh | 20.0 % |" in claim.table
+    assert "| tanh | 20.0 % |" in claim.table.markdown()
     assert "misclassify 10.0 % (ReLU), 20.0 % (tanh)" in claim.measured
     assert claim.verdict == "partly"
     assert "75 %" in claim.measured  # of three, all lie on one side of the median with 2/8
@@ -174,7 +176,7 @@ def test_evidence_is_more_faithful_than_noise(mnist, small_classifier, generator
         }
 
     good, bad = (
-        claim_of(maps.faithful(explained, made(*each), 0))
+        judgement(maps.faithful(model, explained, made(*each), 0))
         for each in ((signed, noise), (noise, signed))
     )
     assert good.verdict in ("supported", "partly")
@@ -182,3 +184,131 @@ def test_evidence_is_more_faithful_than_noise(mnist, small_classifier, generator
     # The classifier's own evidence beats a random order, which noise does not.
     beaten = [int(claim.measured.partition("random order in ")[2][0]) for claim in (good, bad)]
     assert beaten[0] >= 2 > beaten[1]
+
+
+def looks_at(where: Tensor, sample: Sample, monkeypatch) -> list[Tensor]:
+    """Make the model change its mind where one pixel per image is altered; what it was asked."""
+    x, rows, asked = to_pixels(sample.images).flatten(1), torch.arange(len(sample.q)), []
+
+    def predict(images: Tensor) -> Tensor:
+        asked.append(images)
+        same = images.flatten(1)[rows, where] == x[rows, where]
+        return F.one_hot(torch.where(same, sample.p, (sample.p + 1) % 10), 10).float()
+
+    monkeypatch.setattr(sample.model, "predict", predict)
+    return asked
+
+
+def doubled(sample: Sample) -> Sample:
+    """Enough images for narrow intervals."""
+    fields = {name: getattr(sample, name) for name in ("index", "images", "p", "q", "real")}
+    twice = {name: torch.cat([values] * 2) for name, values in fields.items()}
+    return Sample(**twice, model=sample.model, parts=sample.parts * 2)
+
+
+def test_pixels_without_change_may_be_altered_if_nothing_looks_at_them(
+    sample, monkeypatch
+) -> None:
+    sample = doubled(sample)
+    n, size = len(sample.q), sample.change.abs().sum(1).flatten(1)
+    mean = torch.full((1, 28, 28), 0.3)
+    asked = looks_at(size.argmax(1), sample, monkeypatch)
+    claim = judgement(maps.unchanged_pixels(sample, mean, n, 5))
+    assert claim.verdict == "supported"
+    for share in ("10%", "25%", "50%"):
+        stays = claim.numbers[share]["noise"]
+        assert stays["smallest"].mean == 1
+        assert stays["largest"].mean == 0
+        # A random pixel is altered with this probability.
+        assert stays["random"].mean == pytest.approx(1 - int(share[:-1]) / 100, abs=0.15)
+    x = to_pixels(sample.images)
+    # The first three: a tenth of the pixels with the smallest change, by three replacements.
+    noise, constant, permuted = asked[:3]
+    for row in range(n):
+        chosen = sorted(size[row].argsort()[:78].tolist())
+        for images in (noise, constant):
+            changed = (images[row] != x[row]).flatten().nonzero()[:, 0].tolist()
+            assert changed == chosen
+        before, after = x[row].flatten(), permuted[row].flatten()
+        assert torch.equal(before[chosen].sort().values, after[chosen].sort().values)
+        kept = torch.ones(784, dtype=torch.bool)
+        kept[chosen] = False
+        assert torch.equal(before[kept], after[kept])
+        assert bool((constant[row].flatten()[chosen] == mean.max()).all())
+    assert not torch.equal(permuted, x)
+    assert 0 <= float(noise.min()) < 0.01
+    assert 0.99 < float(noise.max()) < 1
+
+
+def test_a_classifier_that_looks_at_unchanged_pixels_refutes(
+    sample, generator, monkeypatch
+) -> None:
+    images = torch.randint(256, sample.images.shape, generator=generator).byte()
+    sample = dataclasses.replace(sample, images=images)
+    n, size = len(sample.q), sample.change.abs().sum(1).flatten(1)
+    looks_at(size.argmin(1), sample, monkeypatch)
+    claim = judgement(maps.unchanged_pixels(sample, torch.full((1, 28, 28), 0.3), n, 5))
+    stays = claim.numbers["25%"]
+    assert [stays[kind]["smallest"].mean for kind in ("noise", "mean")] == [0, 0]
+    assert stays["permutation"]["smallest"].mean < 0.1 < stays["permutation"]["random"].mean
+    assert claim.verdict == "refuted"
+    assert "| 25% | noise | 0.0 % [" in claim.table.markdown()
+
+
+def test_pixels_are_replaced_in_all_channels(generator) -> None:
+    x, other = torch.rand((2, 3, 3, 4, 5), generator=generator)
+    places, taken = (
+        torch.stack([torch.randperm(20, generator=generator)[:7] for _ in range(3)])
+        for _ in range(2)
+    )
+    made = maps.with_pixels(x, places, other, taken)
+    expected = x.clone()
+    for row in range(3):
+        for place, source in zip(places[row].tolist(), taken[row].tolist(), strict=True):
+            expected[row, :, place // 5, place % 5] = other[row, :, source // 5, source % 5]
+    assert torch.equal(made, expected)
+
+
+class Seen(Exception):  # noqa: N818
+    """Stops a measurement."""
+
+
+def test_test_digits_are_explained_and_compared_with_training_digits(monkeypatch) -> None:
+    context, model, given = Context(seed=6), small_model(dataset="mnist"), []
+    sets = {"test": random_images(40, 1, 3, 1), "train": random_images(300, 1, 3, 2)}
+    vars(context)["data"] = lambda dataset, split: sets[split]
+    bench = Bench(context, Sizes(digits=9, maps=5))
+
+    def stop(images: ExplainedImages, *_: object) -> None:
+        given.append(images)
+        raise Seen
+
+    monkeypatch.setattr(ExplainedImages, "maps", stop)
+    with pytest.raises(Seen):
+        next(maps.measure(bench, model))
+    (digits,) = given
+    index = torch.randperm(40, generator=torch.Generator().manual_seed(6))[:5]
+    assert torch.equal(digits.x, to_pixels(sets["test"].images[index]))
+    assert torch.equal(digits.p, model.predict(digits.x).argmax(1))
+    assert bool((digits.p != digits.q).all())
+    compared = torch.randperm(300, generator=torch.Generator().manual_seed(6))[:200]
+    assert torch.equal(digits.training, to_pixels(sets["train"].images[compared]))
+
+
+def test_maps_of_white_noise_are_shown_with_the_methods(monkeypatch) -> None:
+    context, given = Context(), {}
+    vars(context)["data"] = lambda dataset, split: random_images(40, 1, 3, 1)
+    noise = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+
+    def stop(values: maps.Noise) -> None:
+        given.update(values)
+        raise Seen
+
+    monkeypatch.setattr(ExplainedImages, "maps", lambda *_: {})
+    monkeypatch.setattr(ExplainedImages, "white_noise", lambda *_: noise)
+    monkeypatch.setattr(maps, "less_noisy", stop)
+    with pytest.raises(Seen):
+        next(maps.measure(Bench(context, Sizes(digits=9, maps=5)), small_model(dataset="mnist")))
+    steps = sum(noise.diff(dim=dim).abs().sum((1, 2, 3)) for dim in (2, 3))
+    variation = given["white noise"]["total variation"]
+    torch.testing.assert_close(variation, steps / noise.abs().sum((1, 2, 3)))

@@ -8,9 +8,8 @@ import torch
 
 from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.model import load
-from ecinn.studies.judges import load_judges
 from ecinn.studies.paper import claims_planted as planted
-from ecinn.studies.paper.claim import claim_of
+from ecinn.studies.paper.claim import judgement
 from ecinn.studies.paper.measuring import Sample, explained_sample
 from helpers.paper import with_counterfactuals
 
@@ -22,37 +21,32 @@ def dots() -> Sample:
     return explained_sample(load("fakemnist"), load_fake_mnist("test"), N, 0)
 
 
-@pytest.fixture(scope="module")
-def judges():
-    return load_judges("mnist")
-
-
 def test_a_moved_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
     cue = FAKE_MNIST_CUE
-    assert claim_of(planted.few_class_pixels(cue)).verdict == "supported"
-    assert claim_of(planted.only_dots_change(dots, cue, judges, 0)).verdict in (
+    assert judgement(planted.few_class_pixels()).verdict == "supported"
+    assert judgement(planted.only_dots_change(dots, cue, judges, 0)).verdict in (
         "supported",
         "partly",
     )
     perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
-    claim = claim_of(planted.only_dots_change(perfect, cue, judges, 0))
+    claim = judgement(planted.only_dots_change(perfect, cue, judges, 0))
     assert claim.numbers["inside_squared"].mean == pytest.approx(1)
     assert claim.numbers["inside_absolute"].mean == pytest.approx(1)
     assert claim.numbers["outside_grey_levels"].mean == claim.numbers["outside_at_most"] == 0
     assert claim.numbers["truth"].mean == 1
-    elsewhere = claim_of(
+    elsewhere = judgement(
         planted.only_dots_change(with_counterfactuals(dots, dots.real), cue, judges, 0)
     )
     assert elsewhere.verdict == "refuted"  # the dot is right, but so much else has changed
     assert elsewhere.numbers["truth"].mean == 1
-    same = claim_of(
+    same = judgement(
         planted.only_dots_change(with_counterfactuals(dots, dots.images), cue, judges, 0)
     )
     assert same.verdict == "refuted"
 
 
 def test_share_of_the_change_in_the_dots(dots, judges) -> None:
-    claim = claim_of(planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0))
+    claim = judgement(planted.only_dots_change(dots, FAKE_MNIST_CUE, judges, 0))
     change = dots.change[:, 0].double().numpy()
     shares, absolute, outside, most = [], [], [], 0.0
     for one, p, q in zip(change, dots.p.tolist(), dots.q.tolist(), strict=True):
@@ -74,7 +68,7 @@ def test_share_of_the_change_in_the_dots(dots, judges) -> None:
 
 def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     cue = FAKE_MNIST_CUE
-    claim = claim_of(planted.no_dot_at_tipping_points(dots, cue))
+    claim = judgement(planted.no_dot_at_tipping_points(dots, cue))
     stored = dots.gather(lambda e: e.stored_tipping_point[:, 0])[:, 0].double() / 255
     of_q = [float(stored[i, q, 0]) for i, q in enumerate(dots.q.tolist())]
     assert claim.numbers["q"].mean == pytest.approx(np.mean(of_q))
@@ -84,8 +78,8 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     (part,) = dots.parts
     bright = dataclasses.replace(part, tipping_point=part.x[:, None])
     lit = dataclasses.replace(dots, parts=(bright,))
-    assert claim_of(planted.no_dot_at_tipping_points(lit, cue)).verdict == "refuted"
-    nothing = claim_of(planted.no_class_without_dot(dots, cue))
+    assert judgement(planted.no_dot_at_tipping_points(lit, cue)).verdict == "refuted"
+    nothing = judgement(planted.no_class_without_dot(dots, cue))
     blank = dots.images.clone()
     blank[:, 0, :10, 0] = 0
     surest = dots.model.predict(blank).amax(1).double().mean()
@@ -94,7 +88,7 @@ def test_dots_at_tipping_points_and_images_without_a_dot(dots) -> None:
     # Total variation: the most by which any event is likelier than if all were alike.
     apart = (posterior - 0.1).clamp(min=0).sum(1).mean()
     assert nothing.numbers["from_uniform"].mean == pytest.approx(float(apart))
-    assert claim_of(planted.reaches_target(dots)).verdict in ("supported", "partly")
+    assert judgement(planted.reaches_target(dots)).verdict in ("supported", "partly")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +103,7 @@ def test_certainty_of_q_needs_a_high_posterior(dots, of_q, verdict) -> None:
     # Nine times as many, so that intervals are narrow enough.
     fields = {name: getattr(dots, name) for name in ("index", "images", "p", "q", "real")}
     many = {name: torch.cat([values] * 9) for name, values in fields.items()}
-    claim = claim_of(planted.reaches_target(Sample(**many, model=dots.model, parts=(part,) * 9)))
+    claim = judgement(planted.reaches_target(Sample(**many, model=dots.model, parts=(part,) * 9)))
     assert claim.verdict == verdict
     assert claim.numbers["certain"].mean == (of_q > 0.95)
     smoothing = dots.model.checkpoint.recipe.label_smoothing
@@ -125,7 +119,7 @@ def test_posterior_without_a_dot_must_be_uniform(dots, monkeypatch, surest, verd
     posterior = torch.full((N, 10), (1 - surest) / 9)
     posterior[:, 3] = surest
     monkeypatch.setattr(dots.model, "predict", lambda images: posterior[: len(images)])
-    claim = claim_of(planted.no_class_without_dot(dots, FAKE_MNIST_CUE))
+    claim = judgement(planted.no_class_without_dot(dots, FAKE_MNIST_CUE))
     assert claim.verdict == verdict
     assert claim.numbers["from_uniform"].mean == pytest.approx(surest - 0.1, abs=1e-6)
     assert "cannot exceed 0.9" in claim.measured

@@ -18,7 +18,7 @@ from ecinn.studies.benchmark.record import jsonable
 from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import load_judges
 from ecinn.studies.paper import claims_planted as averages
-from ecinn.studies.paper.claim import claim_of
+from ecinn.studies.paper.claim import judgement
 from ecinn.studies.paper.claims_planted import Carried, Left
 from ecinn.studies.paper.measuring import ratio_of_sums
 
@@ -213,9 +213,9 @@ def test_the_verdict_follows_from_the_thresholds(left, stayed, verdict) -> None:
     }
     features = {name: Carried(0.5, measured(stayed)) for name in averages.FEATURES}
     mu_bar = torch.tensor([[3.0, 0.0], [5.0, 0.0]])
-    claim = claim_of(averages.cancelled(parts, features, mu_bar))
+    claim = judgement(averages.cancelled(parts, features, mu_bar))
     assert claim.verdict == verdict
     assert (claim.numbers["common_squared"], claim.numbers["delta_squared"]) == (16, 4)
     assert ("whether or not it makes the class" in claim.measured) is (stayed > 0.5)
-    assert "| 6,000 |" in claim.table
+    assert "| 6,000 |" in claim.table.markdown()
     assert json.dumps(jsonable(claim.numbers))

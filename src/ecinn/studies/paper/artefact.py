@@ -42,10 +42,14 @@ class Context:
     """Folder that `ecinn beta` wrote; None for the shipped results."""
     device: str = "cpu"
     observe: Observer = ignore
+    paper_models: tuple[Path, ...] = ()
+    """Models that judge the claims as the paper's recipe, at most one of each dataset."""
+    limit: int | None = None
+    """Images per claim at most."""
 
     @cached_property
     def model(self) -> Callable[[str], Model]:
-        """Load a shipped model by name, once."""
+        """Load a model by its name or path, once."""
         return cache(lambda name: load(name, self.device))
 
     @cached_property
@@ -132,6 +136,8 @@ def command(names: str, context: Context) -> str:
     """Return the command that makes the same files again, without the user's folders."""
     given = {"celeba": context.celeba, "inception": context.inception, "beta": context.beta}
     options = "".join(f" --{name} DIR" for name, folder in given.items() if folder is not None)
+    options += " --paper-model FILE" * len(context.paper_models)
+    options += "" if context.limit is None else f" --limit {context.limit}"
     return f"ecinn paper {names} --out OUT{options} --seed {context.seed}"
 
 

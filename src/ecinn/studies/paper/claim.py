@@ -1,7 +1,7 @@
 """Claims of the paper: read from `claims.toml`, judged by votes, and put into words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -33,30 +33,55 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper: as `claims.toml` has it, or with its verdict and report.
-
-    The comment in the file explains the fields.
-    """
+    """A sentence of the paper, as `claims.toml` has it; its comment explains the fields."""
 
     name: str
     section: str
     sentence: str
-    verdict: Verdict | Literal[""] = ""
     measured: str = ""
+    models: Sequence[str] = ()
+    about: str = ""
+    verdict: Verdict | Literal[""] = ""
     figure: str = ""
     command: str = CLAIMS_COMMAND
     thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    table: str = ""
-    needs: str = ""
-    without: str = ""
     untested: str = ""
     phrases: Mapping[str, str] = field(default_factory=dict)
-    columns: Sequence[Sequence[str]] = ()
+    table: Sequence[Sequence[str]] = ()
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The values of the thresholds."""
+        return {key: float(limit["value"]) for key, limit in self.thresholds.items()}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim's verdict by the models of one column, or without a model."""
+
+    verdict: Verdict
+    measured: str
+    """What was measured, or why nothing was."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    table: Table | None = None
+    column: str = ""
+    """Empty for claims that do not depend on a model."""
+    models: tuple[str, ...] = ()
+    """Names of the models behind the numbers; empty if nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A claim with its judgements, in the order of the columns."""
+
+    claim: Claim
+    judgements: tuple[Judgement, ...]
+    lacking: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Datasets of the claim that a column has no model of, by the title of the column."""
 
 
 def document() -> dict[str, Any]:
-    """Return the parsed file: the introduction, the chapters and the claims."""
+    """Return the parsed file: introduction, chapters, columns and claims."""
     return read_toml("claims.toml")
 
 
@@ -71,7 +96,7 @@ def entries() -> dict[str, Claim]:
 
 def limits(name: str) -> dict[str, float]:
     """Return the thresholds of a claim."""
-    return {key: float(limit["value"]) for key, limit in entries()[name].thresholds.items()}
+    return entries()[name].limits
 
 
 def share_votes(share: Interval, wanted: float) -> Votes:
@@ -85,25 +110,17 @@ def judge(votes: Sequence[Votes]) -> Verdict:
     return min((order[all(group) + any(group)] for group in votes), key=order.index)
 
 
-def claim_of(measurement: Measurement) -> Claim:
-    """Judge a measurement and report it."""
+def judgement(measurement: Measurement) -> Judgement:
+    """Judge a measurement and put it into words."""
     entry = entries()[measurement.name]
-    values = {**limits(entry.name), **measurement.words, **measurement.numbers}
+    values = {**entry.limits, **measurement.words, **measurement.numbers}
     for place, keys in measurement.chosen.items():
         phrases = [fill(entry.phrases[key], values) for key in keys]
         values[place] = "; ".join(phrases) if keys else "nothing"
-    table = ""
+    table = None
     if measurement.rows:
-        head = tuple(fill(heading, values) for heading, _ in entry.columns)
-        formats = [spec for _, spec in entry.columns]
-        rows = tuple(tuple(map(show, row, formats)) for row in measurement.rows)
-        table = Table("", head, rows).markdown().rstrip()
+        head = tuple(fill(heading, values) for heading, _ in entry.table)
+        formats = [spec for _, spec in entry.table]
+        table = Table("", head, tuple(tuple(map(show, row, formats)) for row in measurement.rows))
     verdict = entry.verdict or judge(measurement.votes)
-    measured, numbers = fill(entry.measured, values), measurement.numbers
-    return replace(entry, verdict=verdict, measured=measured, numbers=numbers, table=table)
-
-
-def unmeasured(entry: Claim) -> Claim:
-    """Report a claim that nothing was measured of."""
-    measured = fill(entry.untested or entry.measured, {})
-    return replace(entry, verdict="untested", measured=measured)
+    return Judgement(verdict, fill(entry.measured, values), measurement.numbers, table)

@@ -1,36 +1,52 @@
-"""Measure claims about faces, which need CelebA, and about β, which need trained models."""
+"""Measure claims about faces, which need the pictures of CelebA."""
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
-from ecinn.attribution.heatmaps import HeatmapMethod, heatmaps
+from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, heatmaps
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.auditing import Audit, audit
+from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
+from ecinn.data.face_regions import region_mask
 from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
-from ecinn.metrics.statistics import Interval, proportion, wilson
+from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.face_quality import (
+    REAL,
+    REFERENCE,
+    REFERENCE_FACES,
+    measure_realism,
+)
 from ecinn.studies.benchmark.heatmap_measures import LABELS
-from ecinn.studies.paper import beta_models
+from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.face_judges import FaceJudges, load_face_judges
+from ecinn.studies.judges import shipped_judges
 from ecinn.studies.paper.artefact import Context
-from ecinn.studies.paper.beta_models import TradeOff
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.measuring import Sizes, means
+from ecinn.studies.paper.claims_heatmaps import (
+    explained_images,
+    faithful,
+    training_sample,
+)
+from ecinn.studies.paper.columns import stages
+from ecinn.studies.paper.measuring import Bench, mean_difference, means
 
-MODELS = {
-    "celeba-smile": "celeba/Smiling",
-    "celeba-cheekbones": "celeba/High_Cheekbones",
-    "celeba-lipstick": "celeba/Wearing_Lipstick",
-    "celeba-makeup": "celeba/Heavy_Makeup",
-}
-COMPARED = (("celeba-smile", "celeba-cheekbones"), ("celeba-lipstick", "celeba-makeup"))
+SMILE, CHEEKBONES, LIPSTICK, MAKEUP = DATASETS = tuple(
+    f"celeba/{attribute}"
+    for attribute in ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
+)
+"""The labels of the paper's Figure 9."""
 METHOD: HeatmapMethod = "gradient_shap"
 """The established method used to compare the maps of two models: the cheapest that converges."""
+BATCH_SIZE = 8
+"""Faces that go through the network with gradients at once."""
 
 SURE = 1 - 1e-4
 """The p(q) of Figure 8."""
@@ -38,35 +54,63 @@ REQUESTED = 1 - 1e-5
 """The `confidence` to request, so that rounding to 8 bits leaves more than `SURE`."""
 
 
-def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
-    """Measure all claims about faces with two audits."""
-    models = {name: context.model(name) for name in MODELS}
-    smile, lipstick = (
-        audit(
-            models[name],
-            context.data(MODELS[name], "test"),
-            others={other: models[other]},
-            n=sizes.faces,
-            seed=context.seed,
-            observe=context.observe,
-        )
-        for name, other in COMPARED
-    )
-    yield from (balanced_labels(context), background_stays(smile), smile_is_cheekbones(smile))
-    requested = sure_when_requested(models["celeba-smile"], smile, sizes.face_maps)
-    yield smiles_reach(smile, *requested)
-    painted = {name: models[name] for name in COMPARED[1]}
-    yield lipstick_is_makeup(lipstick, {name: stages(model) for name, model in painted.items()})
-    training = context.data(MODELS["celeba-lipstick"], "train")
-    yield others_miss_it(
-        lipstick, training, painted, sizes.face_maps, context.seed, context.observe
-    )
+def measure(bench: Bench, models: Mapping[str, Model]) -> Iterator[Measurement]:
+    """Measure the claims whose models are at hand: one audit of smiles, one of lipstick."""
+    if SMILE in models:
+        yield from measure_smiles(bench, models[SMILE], models.get(CHEEKBONES))
+    if LIPSTICK in models:
+        yield from measure_lipstick(bench, models[LIPSTICK], models.get(MAKEUP))
+
+
+def measure_smiles(bench: Bench, model: Model, cheekbones: Model | None) -> Iterator[Measurement]:
+    """Measure all claims about smiles."""
+    smile, test, sizes = audited(bench, model, cheekbones), bench.test(model), bench.sizes
+    yield smiles_reach(smile, *sure_when_requested(model, smile, sizes.face_maps))
+    yield background_stays(smile)
+    assert test.attributes is not None
+    is_open = test.attributes[smile.index, ATTRIBUTES.index("Mouth_Slightly_Open")].bool()
+    yield hard_mouths(smile, is_open.cpu(), bench.context.seed)
+    judges, seed = bench.once(face_judges), bench.context.seed
+    if judges is not None:
+        reference = bench.context.data(model.recipe.dataset, REFERENCE["test"])
+        yield unrealistic(smile, judges, reference.first(REFERENCE_FACES), seed)
+    if cheekbones is not None:
+        yield smile_is_cheekbones(smile)
+    compared = training_sample(model, bench.training(model), seed)
+    pairs = Pairs(smile.index, smile.images, smile.flips.p, smile.flips.q)
+    faces = explained_images(model, pairs, compared, sizes.face_maps)
+    done = counter(bench.context.observe, f"heatmaps of {model.name}", len(METHODS))
+    maps = faces.maps(faces.inn, METHODS, done, BATCH_SIZE)
+    yield faithful(model, faces, maps, seed)
+
+
+def measure_lipstick(bench: Bench, model: Model, makeup: Model | None) -> Iterator[Measurement]:
+    """Measure all claims about lipstick, compared with makeup where there is such a model."""
+    lipstick = audited(bench, model, makeup)
     yield whole_face(lipstick)
+    if makeup is not None:
+        models, context = {each.name: each for each in (model, makeup)}, bench.context
+        yield lipstick_is_makeup(lipstick, {name: stages(m) for name, m in models.items()})
+        training, n = bench.training(model), bench.sizes.face_maps
+        yield others_miss_it(lipstick, training, models, n, context.seed, context.observe)
+
+
+def audited(bench: Bench, model: Model, other: Model | None) -> Audit:
+    """Audit a model on random test faces, compared with another one."""
+    context = bench.context
+    return audit(
+        model,
+        bench.test(model),
+        others=[] if other is None else [other],
+        n=bench.sizes.faces,
+        seed=context.seed,
+        observe=context.observe,
+    )
 
 
 def balanced_labels(context: Context) -> Measurement:
     """Count how often each label occurs."""
-    labels = {name: context.data(dataset, "test").labels for name, dataset in MODELS.items()}
+    labels = {name: context.data(name, "test").labels for name in DATASETS}
     shares = {name: proportion(values == 1) for name, values in labels.items()}
     least = limits("labels")["least"]
     return Measurement("labels", shares, [[share.high >= least for share in shares.values()]])
@@ -112,11 +156,93 @@ def background_stays(smile: Audit) -> Measurement:
     return Measurement("background", density, [votes], {"change": smile.overall.change})
 
 
-def stages(model: Model) -> str:
-    """Name the stages of training that the model went through."""
-    distilled = ["distilled from a teacher"] if model.recipe.distillation_weight > 0 else []
-    refined = ["fine-tuned"] if model.recipe.finetuning is not None else []
-    return " and ".join(distilled + refined) or "neither distilled nor fine-tuned"
+@dataclass(frozen=True)
+class Turned:
+    """Stored counterfactuals at α₁ of the faces that had to change a mouth, or not."""
+
+    reached: Interval
+    """Share that the classifier predicts as q."""
+    p_q: Interval
+    change: Interval
+    """Mean |x̂ − x| in the region of the mouth, pixels in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Mouths:
+    """Faces whose mouth is in the wrong state for the target, compared with the others."""
+
+    wrong: Turned
+    right: Turned
+    less_sure: Interval
+    """Mean p(q), wrong minus right."""
+    more_change: Interval
+    """Mean change at the mouth, wrong minus right."""
+
+    @property
+    def votes(self) -> tuple[bool, bool]:
+        """Hard: a lower posterior of q, and a larger change."""
+        return self.less_sure.high < 0, self.more_change.low > 0
+
+
+def hard_mouths(smile: Audit, is_open: Bool[Tensor, " batch"], seed: int) -> Measurement:
+    """Compare closed with open mouths where faces turn to a smile, and the reverse for a frown."""
+    q, generator = smile.flips.q, torch.Generator().manual_seed(seed)
+    p_q = smile.after.posterior.double().gather(1, q[:, None])[:, 0]
+    mask = region_mask("mouth", *smile.images.shape[2:])
+    change = smile.flips.change.double().abs().mean(1)[:, mask].mean(1)
+    reached = smile.after.posterior.argmax(1) == q
+    difference = partial(mean_difference, generator=generator)
+
+    def turned(rows: Tensor) -> Turned:
+        share, n = proportion(reached[rows]), int(rows.sum())
+        return Turned(share, *(means(p_q[rows], change[rows], seed=seed) if n else [share] * 2))
+
+    def compared(target: int) -> Mouths:
+        wrong, right = ((q == target) & (is_open == state) for state in (target == 0, target == 1))
+        columns = ((values[wrong], values[right]) for values in (p_q, change))
+        return Mouths(turned(wrong), turned(right), *(difference(*pair) for pair in columns))
+
+    found = {"opened": compared(1), "closed": compared(0)}
+    rows = [
+        [turn, mouth, of.reached.n, of.p_q, of.reached, of.change]
+        for turn, mouth, of in (
+            ("a smile", "closed", found["opened"].wrong),
+            ("a smile", "open", found["opened"].right),
+            ("a frown", "open", found["closed"].wrong),
+            ("a frown", "closed", found["closed"].right),
+        )
+    ]
+    votes = [vote for both in found.values() for vote in both.votes]
+    return Measurement("hard-mouths", found, [votes], rows=rows)
+
+
+def face_judges(bench: Bench) -> FaceJudges | None:
+    """Return the shipped judges of faces, if they ship."""
+    shipped = "celeba" in shipped_judges()
+    return load_face_judges("celeba", bench.context.device) if shipped else None
+
+
+def unrealistic(smile: Audit, judges: FaceJudges, reference: Dataset, seed: int) -> Measurement:
+    """Compare the share of counterfactuals inside the manifold of real faces with real faces."""
+    data = Dataset(smile.images, smile.labels, smile.class_names)
+    generator, made = torch.Generator().manual_seed(seed), "counterfactuals"
+    changed = {made: smile.flips.counterfactuals}
+    found = measure_realism(judges, data, smile.flips.p, changed, reference, generator)
+    sets = {(result.target, result.images): result for result in found}
+    votes, rows = [], []
+    for (target, images), result in sets.items():
+        distances, shares = result.frechet.values(), result.precision
+        rows.append([target, images, result.n, *distances, *shares.values()])
+        if images == made:
+            real = sets[target, REAL].precision
+            votes += [share.high < real[judge].low for judge, share in shares.items()]
+    return Measurement(
+        "faces-realistic",
+        {"sets": found},
+        [votes],
+        {"fewer": sum(votes), "compared": len(votes)},
+        rows=rows,
+    )
 
 
 def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measurement:
@@ -173,7 +299,7 @@ def others_miss_it(
             METHOD,
             baselines=model.pixels(training.images[:20]),
             generator=torch.Generator().manual_seed(seed),
-            batch_size=8,
+            batch_size=BATCH_SIZE,
         )
         maps.append(made.maps.cpu())
         done(len(maps))
@@ -202,63 +328,3 @@ def whole_face(lipstick: Audit) -> Measurement:
     ]
     rows = [[region.name, region.share, region.density] for region in lipstick.regions]
     return Measurement("whole-face", {"density": density, "share": share}, [votes], rows=rows)
-
-
-def measure_trade_off(context: Context) -> Iterator[Measurement]:
-    """Measure the claim about β where models trained at increasing β are at hand."""
-    path = beta_models.find(context.beta)
-    if path is not None:
-        yield trade_off(beta_models.read(path))
-
-
-def trade_off(result: TradeOff) -> Measurement:
-    """Errors and quality should fall with β, and both be nearly the best at β near one."""
-    n, models = result.training["test_images"], range(len(result.beta))
-    errors = [wilson(round(error * n), n) for error in result.error]
-    convinced = [wilson(result.convinced[k], result.judged[k]) for k in models]
-    near = min(models, key=lambda k: abs(math.log(result.beta[k])))
-    best = max(convinced, key=lambda share: share.mean)
-    least = min(errors, key=lambda share: share.mean)
-    falls = {
-        "errors_fall": falling([error.mean for error in errors]),
-        "fewer_convince": falling([share.mean for share in convinced]),
-        "distance_grows": falling([-distance for distance in result.frechet]),
-    }
-    votes = {name: share >= limits("beta")["monotone"] for name, share in falls.items()} | {
-        "convinces_best": convinced[near].mean >= best.low,
-        "errs_least": errors[near].mean <= least.high,
-    }
-    columns = {
-        "beta": result.beta,
-        "error": errors,
-        "bits_per_dim": result.bits_per_dim,
-        "reached_q": result.reached_q,
-        "convinced": convinced,
-        "frechet": result.frechet,
-    }
-    return Measurement(
-        "beta",
-        columns,
-        [list(votes.values())],
-        {
-            "models": len(result.beta),
-            "training": result.training,
-            "near": result.beta[near],
-            "convinced_near": convinced[near],
-            "convinced_best": best,
-            "error_near": errors[near],
-            "error_least": least,
-            "falls": falls,
-        },
-        {
-            "held": [name for name, holds in votes.items() if holds],
-            "failed": [name for name, holds in votes.items() if not holds],
-        },
-        list(zip(*columns.values(), strict=True)),
-    )
-
-
-def falling(values: Sequence[float]) -> float:
-    """Share of all pairs of which the later value is the smaller."""
-    pairs = list(itertools.combinations(values, 2))
-    return sum(b < a for a, b in pairs) / max(len(pairs), 1)

@@ -1,15 +1,22 @@
-"""Measure claims about heatmaps of digits: noise, faithfulness, and the role of ReLU."""
+"""Measure claims about heatmaps: noise, altered pixels, faithfulness, and the role of ReLU."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, Heatmaps
 from ecinn.data.dataset import Dataset
-from ecinn.metrics.heatmaps import blurred, noise_like
-from ecinn.metrics.statistics import Interval, bootstrap_interval, paired_difference_interval
+from ecinn.metrics.heatmaps import blurred, importance, noise_like
+from ecinn.metrics.statistics import (
+    Interval,
+    bootstrap_interval,
+    paired_difference_interval,
+    proportion,
+)
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels
 from ecinn.progress import Observer, counter, ignore
@@ -21,39 +28,49 @@ from ecinn.studies.benchmark.heatmap_measures import (
     verdict,
 )
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
-from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
+from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
-from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits
-from ecinn.studies.paper.measuring import GRADIENT_METHODS, RESAMPLES, ExplainedImages, Sizes
+from ecinn.studies.paper.measuring import (
+    GRADIENT_METHODS,
+    RESAMPLES,
+    Bench,
+    ExplainedImages,
+    Sample,
+)
 from ecinn.studies.paper.words import show
+from ecinn.training.evaluation import random_offsets
 from ecinn.training.networks import one_cycle, seeded, train_network
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}
 BETTER = {"total variation": "less", "spatial coherence": "more", "high-frequency share": "less"}
 """Measures of noise, and the direction that is better."""
+ALTERED = (0.1, 0.25, 0.5)
+"""Shares of the pixels that are altered."""
+KINDS = ("noise", "mean", "permutation")
+"""Replacements: uniform noise, the mean of training images, the same values in another order."""
+TWIN_TEST = 2000
+"""Test digits that the errors of the networks are measured on."""
 Noise = dict[str, dict[str, Tensor]]
 """A value per image, by method and measure."""
 Twins = Mapping[str, Sequence[tuple[float, Noise]]]
 """Test error and noise of the maps of several networks, by activation."""
 
 
-def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
-    """Measure all of them on the same digits."""
-    model, seed, n = context.model("mnist"), context.seed, sizes.maps
-    test, training = context.data("mnist", "test"), context.data("mnist", "train")
-    digits = explained_digits(model, draw_pairs(model, test, n, seed), training, n, seed)
-    done = counter(context.observe, "heatmaps of digits", len(METHODS))
-    maps = digits.maps(digits.inn, METHODS, done)
-    inn = noise_of(maps)
+def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
+    """Measure all claims about heatmaps of digits on the same digits."""
+    sample, training, sizes = bench.sample(model), bench.training(model), bench.sizes
+    seed, observe = bench.context.seed, bench.context.observe
+    compared = training_sample(model, training, seed)
+    digits = explained_images(model, sample, compared, sizes.maps)
+    done = counter(observe, f"heatmaps of {model.name}", len(METHODS))
+    inn = noise_of(digits.maps(digits.inn, METHODS, done))
     noise = digits.white_noise(digits.inn, torch.Generator().manual_seed(seed))
     yield less_noisy(inn | {WHITE_NOISE: _noise(noise)})
-    yield faithful(digits, maps, seed)
     judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
     yield less_noisy_with_relu(inn, noise_of(digits.maps(judge)))
-    images = training.first(sizes.twin_images), test.first(2000)
-    twins = relu_twins(digits, *images, networks=sizes.twins, observe=context.observe)
-    yield relu_is_the_cause(twins, inn)
+    yield relu_is_the_cause(bench.once(twins_of_digits), inn)
+    yield unchanged_pixels(sample, compared.mean(0), min(sizes.few, sizes.digits), seed)
 
 
 class OnPixels(nn.Module):
@@ -69,14 +86,16 @@ class OnPixels(nn.Module):
         return logits
 
 
-def explained_digits(
-    model: Model, pairs: Pairs, training: Dataset, n: int, seed: int
-) -> ExplainedImages:
-    """Take the first pairs, and a random sample of training images."""
+def training_sample(model: Model, training: Dataset, seed: int) -> Images:
+    """Draw the training images that gradient methods compare with."""
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
+    return model.pixels(training.images[order[:SAMPLE]])
+
+
+def explained_images(model: Model, pairs: Pairs, training: Images, n: int) -> ExplainedImages:
+    """Take the first pairs."""
     p, q = (labels[:n].to(model.device) for labels in (pairs.p, pairs.q))
-    sample = model.pixels(training.images[order[:SAMPLE]])
-    return ExplainedImages(model, model.pixels(pairs.images[:n]), p, q, sample)
+    return ExplainedImages(model, model.pixels(pairs.images[:n]), p, q, training)
 
 
 def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
@@ -101,15 +120,16 @@ def less_noisy(noise: Noise) -> Measurement:
     )
 
 
-def faithful(digits: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int) -> Measurement:
+def faithful(
+    model: Model, explained: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int
+) -> Measurement:
     """Delete and insert pixels, with replacements that no method made."""
-    generator = torch.Generator().manual_seed(seed)
-    replacements = {"blur": blurred(digits.x, BLUR), "noise": noise_like(digits.x, generator)}
-    images = digits.x, digits.p, replacements
-    reader = Reader("replacement", digits.model.predict, *images, 128, seed)
+    generator, x = torch.Generator().manual_seed(seed), explained.x
+    replacements = {"blur": blurred(x, BLUR), "noise": noise_like(x, generator)}
+    reader = Reader("replacement", model.predict, x, explained.p, replacements, 128, seed)
     areas = {method: reader.of_maps(made) for method, made in maps.items()}
-    order = torch.rand((len(digits.x), *digits.x.shape[2:]), generator=generator)
-    areas["random order"] = reader.areas(order.to(digits.x))
+    order = torch.rand((len(x), *x.shape[2:]), generator=generator)
+    areas["random order"] = reader.areas(order.to(x))
     measures = list(areas["ecinn"])
     verdicts = {
         method: [
@@ -130,7 +150,7 @@ def faithful(digits: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int) -
         [[wins > 0, losses == 0], [wins >= losses]],
         {
             "compared": len(against),
-            "n": len(digits.x),
+            "n": len(x),
             "wins": wins,
             "losses": losses,
             "beats_random": verdicts["random order"].count("better"),
@@ -138,6 +158,56 @@ def faithful(digits: ExplainedImages, maps: Mapping[str, Heatmaps], seed: int) -
         },
         rows=[[LABELS.get(m, m), *values.values()] for m, values in numbers.items()],
     )
+
+
+@torch.inference_mode()
+def unchanged_pixels(
+    sample: Sample, mean: Float[Tensor, "channels height width"], n: int, seed: int
+) -> Measurement:
+    """Alter the pixels with the smallest |h|, as many random ones, or those with the largest.
+
+    Args:
+        mean: the mean of training images, one of the replacements.
+    """
+    model, p, generator = sample.model, sample.p[:n], torch.Generator().manual_seed(seed)
+    x, size = model.pixels(sample.images[:n]).cpu(), importance(sample.change[:n])
+    orders = {"smallest": size, "random": torch.rand(size.shape, generator=generator)}
+    orders["largest"] = -size
+    replacements = {"noise": noise_like(x, generator), "mean": mean.cpu().expand_as(x)}
+    limit, stays = limits("unchanged-pixels"), dict[tuple[float, str, str], Tensor]()
+    for share, (name, order) in itertools.product(ALTERED, orders.items()):
+        places = order.flatten(1).argsort(1)[:, : round(share * order[0].numel())]
+        shuffled = torch.rand(places.shape, generator=generator).argsort(1)
+        sources = {kind: (images, places) for kind, images in replacements.items()}
+        sources["permutation"] = (x, places.gather(1, shuffled))
+        for kind, (images, taken) in sources.items():
+            altered = model.predict(with_pixels(x, places, images, taken)).argmax(1).cpu()
+            stays[share, kind, name] = altered == p
+    shares = {key: proportion(same) for key, same in stays.items()}
+    at, votes = limit["pixels"], []
+    for kind in KINDS:
+        smallest, random = stays[at, kind, "smallest"], stays[at, kind, "random"]
+        votes += [
+            shares[at, kind, "smallest"].low >= limit["stay"],
+            _difference(smallest.double(), random.double()).high >= 0,
+        ]
+    table = {
+        f"{share:.0%}": {
+            kind: {name: shares[share, kind, name] for name in orders} for kind in KINDS
+        }
+        for share in ALTERED
+    }
+    rows = [[s, kind, *of.values()] for s, kinds in table.items() for kind, of in kinds.items()]
+    return Measurement("unchanged-pixels", table, [votes], {"n": n}, rows=rows)
+
+
+def with_pixels(
+    x: Images, places: Int[Tensor, "batch k"], images: Images, taken: Int[Tensor, "batch k"]
+) -> Images:
+    """Replace the pixels of x at some places by pixels of other images, in all channels."""
+    to, source = (index[:, None].expand(-1, x.shape[1], -1) for index in (places, taken))
+    values = images.flatten(2).gather(2, source)
+    return x.flatten(2).scatter(2, to, values).reshape(x.shape)
 
 
 def less_noisy_with_relu(inn: Noise, cnn: Noise) -> Measurement:
@@ -160,6 +230,23 @@ def less_noisy_with_relu(inn: Noise, cnn: Noise) -> Measurement:
         {"won": sum(votes), "compared": len(votes)},
         rows=rows,
     )
+
+
+def twins_of_digits(bench: Bench) -> Twins:
+    """Train networks with and without ReLU, and explain why a digit has its label."""
+    context, sizes = bench.context, bench.sizes
+    test, training = context.data("mnist", "test"), context.data("mnist", "train")
+    classes, n = len(test.class_names), min(sizes.maps, len(test))
+    generator = torch.Generator().manual_seed(context.seed)
+    index = torch.randperm(len(test), generator=generator)[:n]
+    order = torch.randperm(len(training), generator=generator)[:SAMPLE]
+    p = test.labels[index]
+    q = (p + random_offsets(n, classes, context.seed)) % classes
+    x, compared = to_pixels(test.images[index]), to_pixels(training.images[order])
+    placed = (values.to(context.device) for values in (x, p, q, compared))
+    digits = ExplainedImages(None, *placed)
+    images = training.first(sizes.twin_images), test.first(TWIN_TEST)
+    return relu_twins(digits, *images, networks=sizes.twins, observe=context.observe)
 
 
 def relu_twins(

@@ -19,11 +19,10 @@ from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_uint8
 from ecinn.progress import counter
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
-from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
-from ecinn.studies.judges import Judges, load_judges
-from ecinn.studies.paper.artefact import Context
+from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.measuring import Sample, Sizes, explained_sample, means, ratio_of_sums
+from ecinn.studies.paper.measuring import Bench, Sample, means, ratio_of_sums
 from ecinn.studies.paper.words import show
 
 AVERAGED = (1, 10, 100)
@@ -35,18 +34,15 @@ FEATURES: Mapping[str, Feature] = MappingProxyType({"slant": slant, "thickness":
 Latents = Float[Tensor, "classes images dim"]
 
 
-def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
-    """Measure all of them."""
-    cue, judges, seed = FAKE_MNIST_CUE, load_judges("mnist"), context.seed
-    model, data = context.tested("fakemnist")
-    sample = explained_sample(model, data, sizes.digits, seed, context.observe)
-    yield from (few_class_pixels(cue), only_dots_change(sample, cue, judges, seed))
+def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
+    """Measure all that need a model of FakeMNIST and no other."""
+    cue, sample = FAKE_MNIST_CUE, bench.sample(model)
+    yield only_dots_change(sample, cue, bench.judges, bench.context.seed)
     yield from (no_dot_at_tipping_points(sample, cue), no_class_without_dot(sample, cue))
     yield reaches_target(sample)
-    yield averages_cancel(context, judges, sizes.digits, sizes.averaged)
 
 
-def few_class_pixels(cue: Cue) -> Measurement:
+def few_class_pixels(cue: Cue = FAKE_MNIST_CUE) -> Measurement:
     """Count the pixels that depend on the class: 10 of 784."""
     share, most = float(cue.mask.double().mean()), limits("few-pixels")["most"]
     counts = {"pixels": int(cue.mask.sum()), "all_pixels": cue.mask.numel()}
@@ -271,16 +267,14 @@ def dependent_parts(
     return parts
 
 
-def averages_cancel(context: Context, judges: Judges, images: int, per_class: int) -> Measurement:
+def averages_cancel(bench: Bench, fake: Model, mnist: Model) -> Measurement:
     """Measure FakeMNIST, where the digit is independent by construction, and MNIST."""
-    (fake, fake_data), (mnist, data) = context.tested("fakemnist"), context.tested("mnist")
-    fake_pairs = draw_pairs(fake, fake_data, images, context.seed)
-    mnist_pairs = draw_pairs(mnist, data, images, context.seed)
-    done, sizes = counter(context.observe, "averages of latents", 2), (per_class, context.seed)
-    training = context.data("fakemnist", "train")
-    left = independent_parts(fake, fake_pairs, training, FAKE_MNIST_CUE, judges, *sizes)
+    done = counter(bench.context.observe, "averages of latents", 2)
+    sizes = bench.sizes.averaged, bench.context.seed
+    pairs, training = bench.sample(fake), bench.training(fake)
+    left = independent_parts(fake, pairs, training, FAKE_MNIST_CUE, bench.judges, *sizes)
     done(1)
-    carried = dependent_parts(mnist, mnist_pairs, context.data("mnist", "train"), *sizes)
+    carried = dependent_parts(mnist, bench.sample(mnist), bench.training(mnist), *sizes)
     done(2)
     return cancelled(left, carried, fake.mu_bar.cpu())
 

@@ -4,7 +4,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -24,19 +25,24 @@ from ecinn.progress import Observer, Progress, ignore
 from ecinn.studies.benchmark.heatmap_measures import white_noise_maps
 from ecinn.studies.benchmark.quality import random_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
+from ecinn.studies.judges import Judges, load_judges
+from ecinn.studies.paper.artefact import Context
 
 GRADIENT_METHODS = heatmaps.METHODS[1:]
 RESAMPLES = 1000
 BATCH_SIZE = 125
 
 Values = Float[Tensor, " values"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of all measurements; the defaults take some minutes on two CPU cores."""
+    """Sizes of all measurements; `docs/paper-figures.md` says how long the defaults take."""
 
     digits: int = 1000
+    samples: int = 1000
+    """Digits that are drawn from p(x|y)."""
     searched: int = 64
     """Digits that gradient searches are run on."""
     few: int = 200
@@ -50,8 +56,16 @@ class Sizes:
     """Images that each of them is trained on."""
     averaged: int = 400
     """Training images of every class, for means of latents and of features."""
-    faces: int = 100
-    face_maps: int = 8
+    faces: int = 200
+    face_maps: int = 24
+    """Faces whose heatmaps are made, or that a higher confidence is requested for."""
+
+    def limited(self, n: int) -> "Sizes":
+        """Take at most n images, n/10 of what needs gradients, and train networks on 100 n."""
+        fewer = max(n // 10, 2)
+        slow = {"searched", "timings", "maps", "twins", "face_maps"}
+        least = {k: min(v, fewer if k in slow else n) for k, v in vars(self).items()}
+        return Sizes(**least | {"twin_images": min(self.twin_images, 100 * n)})
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,53 @@ def explained_sample(
 
 
 @dataclass(frozen=True)
+class Bench:
+    """Settings of a run, and what its columns share."""
+
+    context: Context
+    sizes: Sizes
+
+    @cached_property
+    def sample(self) -> Callable[[Model], Sample]:
+        """Explain random test digits with a model, once."""
+
+        def explained(model: Model) -> Sample:
+            data, context = self.test(model), self.context
+            return explained_sample(model, data, self.sizes.digits, context.seed, context.observe)
+
+        return cache(explained)
+
+    def once(self, function: Callable[["Bench"], T]) -> T:
+        """Call a function of the bench that no model takes part in, once for all columns."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: T = self._results[function]
+        return result
+
+    @cached_property
+    def _results(self) -> dict[Callable[["Bench"], Any], Any]:
+        return {}
+
+    @cached_property
+    def judges(self) -> Judges:
+        """The shipped judges of digits."""
+        return load_judges("mnist")
+
+    def test(self, model: Model) -> Dataset:
+        """Return the test images of a model."""
+        return self.context.data(model.recipe.dataset, "test")
+
+    def training(self, model: Model) -> Dataset:
+        """Return the training images of a model."""
+        return self.context.data(model.recipe.dataset, "train")
+
+
+@dataclass(frozen=True)
 class ExplainedImages:
     """Images with p and q, and the training images that gradient methods compare with."""
 
-    model: Model
+    model: Model | None
+    """None for images that only other networks explain."""
     x: Images
     p: Labels
     q: Labels
@@ -116,6 +173,7 @@ class ExplainedImages:
     @property
     def inn(self) -> ExplainedINN:
         """The model as `heatmaps` takes it."""
+        assert self.model is not None
         return ExplainedINN(self.model.classifier, self.model.mu_bar)
 
     def maps(
@@ -163,6 +221,28 @@ def means(*columns: Tensor, seed: int = 0) -> list[Interval]:
     """Return the mean of every column, bootstrapped one after the other."""
     generator = torch.Generator().manual_seed(seed)
     return [bootstrap_interval(column, generator=generator) for column in columns]
+
+
+def mean_difference(
+    a: Float[Tensor, " first"], b: Float[Tensor, " second"], generator: torch.Generator
+) -> Interval:
+    """mean(a) − mean(b) of independent values in [0, 1], each bootstrapped.
+
+    Without values of either the interval is [−1, 1].
+    """
+    if not len(a) or not len(b):
+        return Interval(0.0, -1.0, 1.0, 0)
+    draws = torch.stack([_bootstrap_means(values, generator) for values in (a, b)])
+    low, high = (draws[0] - draws[1]).quantile(draws.new_tensor([0.025, 0.975])).tolist()
+    mean = float(a.double().mean() - b.double().mean())
+    return Interval(mean, low, high, min(len(a), len(b)))
+
+
+def _bootstrap_means(
+    values: Float[Tensor, " values"], generator: torch.Generator
+) -> Float[Tensor, " resamples"]:
+    rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    return values.double()[rows].mean(1)
 
 
 def pearson(

@@ -1,11 +1,9 @@
-"""Measure claims about digits: cost, tipping points, persuasion, and what is preserved."""
+"""Measure claims about the method: its cost, its inverse, tipping points and α."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,50 +12,51 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.data.dataset import Dataset, load_dataset
+from ecinn.data.dataset import Dataset
 from ecinn.explanation.counterfactual import counterfactual
-from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.heatmaps import map_similarity
-from ecinn.metrics.statistics import Interval, proportion, wilson
-from ecinn.metrics.strokes import FEATURES
+from ecinn.metrics.statistics import proportion
+from ecinn.model import Model
 from ecinn.progress import ignore
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
 from ecinn.studies.benchmark.side_by_side import METHODS, Pairs
 from ecinn.studies.benchmark.side_by_side import make as make_counterfactuals
-from ecinn.studies.judges import Judges, load_judges
-from ecinn.studies.paper.artefact import Context
+from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.measuring import (
-    RESAMPLES,
-    Sample,
-    Sizes,
-    explained_sample,
-    means,
-    median_seconds,
-    pearson,
-    spearman,
-)
+from ecinn.studies.paper.measuring import Bench, Sample, means, median_seconds
 from ecinn.studies.published import published
 
 SEARCHES = ("pixel-gradient-l1", "latent-gradient")
-POOL = 2000
-"""Real images from which the mean of a feature is taken for every class."""
 
 
-def measure(context: Context, sizes: Sizes) -> Iterator[Measurement]:
+def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
     """Measure all of them on one sample of test digits."""
-    (model, data), judges, seed = context.tested("mnist"), load_judges("mnist"), context.seed
-    sample = explained_sample(model, data, sizes.digits, seed, context.observe)
-    few = min(sizes.few, sizes.digits)
+    sample, sizes = bench.sample(model), bench.sizes
+    few, searched = (min(n, sizes.digits) for n in (sizes.few, sizes.searched))
     yield two_evaluations(sample, sizes.timings)
-    yield competitors(sample, judges, min(sizes.searched, sizes.digits))
+    yield competitors(sample, bench.judges, partial(bench.training, model), searched)
     yield from (nearest_mean(sample, few), minimal(sample, few))
     yield from (exact_inverse(sample), tipping_points(sample), third_class(sample))
-    yield from (reaches_target(sample), alpha_1(sample), which_alpha(sample), same_class(sample))
-    yield from (torn_oracles(sample, judges), convinces_oracles(sample, judges))
-    yield realistic(sample, judges, data)
-    yield features_kept(kept_features(sample, data, seed), len(sample.q))
-    yield from (diverse(sample), comparable_errors(sample, judges), bits_per_dim(sample))
+    yield from (reaches_target(sample), alpha_1(sample), which_alpha(sample))
+
+
+class Counted:
+    """A model that counts the calls of some of its methods."""
+
+    def __init__(self, model: Model, names: tuple[str, ...]) -> None:
+        self.model, self.names, self.calls = model, names, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Return what the model has."""
+        value = getattr(self.model, name)
+        if name not in self.names:
+            return value
+
+        def call(*given: Tensor) -> Any:  # noqa: ANN401
+            self.calls[name] += 1
+            return value(*given)
+
+        return call
 
 
 def two_evaluations(
@@ -69,22 +68,13 @@ def two_evaluations(
 ) -> Measurement:
     """Count and time the evaluations that one counterfactual takes."""
     model, x = sample.model, sample.model.pixels(sample.images[:1])
-    q, calls = sample.q[:1].to(model.device), Counter[str]()
-
-    def counted(name: str) -> Callable[[Tensor], Any]:
-        def call(values: Tensor) -> Any:  # noqa: ANN401
-            calls[name] += 1
-            return getattr(model, name)(values)
-
-        return call
-
-    members = {name: counted(name) for name in ("encode_with_log_det", "decode")}
+    q, counted = sample.q[:1].to(model.device), Counted(model, ("encode_with_log_det", "decode"))
     # Gradients are off: whatever needs them would fail.
     with torch.inference_mode():
-        method(SimpleNamespace(mu=model.mu, tau=model.tau, **members), model.mu_bar, x, q)
+        method(counted, model.mu_bar, x, q)
         both = timer(lambda: method(model, model.mu_bar, x, q), repeats, x.device)
         forward = timer(lambda: model.encode_with_log_det(x), repeats, x.device)
-    times, (encodes, decodes) = both / forward, map(calls.__getitem__, members)
+    times, (encodes, decodes) = both / forward, map(counted.calls.__getitem__, counted.names)
     once = encodes == decodes == 1
     return Measurement(
         "two-evaluations",
@@ -94,12 +84,13 @@ def two_evaluations(
     )
 
 
-def competitors(sample: Sample, judges: Judges, n: int) -> Measurement:
+def competitors(
+    sample: Sample, judges: Judges, training: Callable[[], Dataset], n: int
+) -> Measurement:
     """Run two gradient searches on the same classifier and compare passes and persuasion."""
     pairs = Pairs(sample.index[:n], sample.images[:n], sample.p[:n], sample.q[:n])
     numbers: dict[str, dict[str, Any]] = {}
     for name in ("ecinn", *SEARCHES):
-        training = partial(load_dataset, "mnist", "train")
         prepare = partial(METHODS[name], sample.model, training, ignore)
         made = make_counterfactuals(prepare, pairs, sample.model.device)
         convinced = proportion(judges.verdicts(made.images)[MAIN_ORACLE] == pairs.q)
@@ -232,174 +223,21 @@ def which_alpha(sample: Sample) -> Measurement:
     return Measurement("eq-4-alpha", {"cosine": cosine, "size": size})
 
 
-def same_class(sample: Sample) -> Measurement:
-    """α₀ for p = q, which is 0/0."""
-    mu, mu_bar = (mean.cpu() for mean in (sample.model.mu, sample.model.mu_bar))
-    p = sample.p[:1]
-    delta = equations.latent_direction(mu_bar, p, p)
-    alpha = float(equations.tipping_point_alpha(torch.zeros_like(delta), delta, mu[p], mu[p]))
+def same_class() -> Measurement:
+    """α₀ for p = q, which is 0/0 whatever the means."""
+    mu, p = torch.eye(2, 3), torch.tensor([1])
+    delta = equations.latent_direction(mu, p, p)
+    alpha = float(equations.tipping_point_alpha(torch.ones_like(delta), delta, mu[p], mu[p]))
     return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": alpha})
 
 
-def torn_oracles(sample: Sample, judges: Judges) -> Measurement:
-    """Let oracles read tipping points; count where p and q are about equally likely to them."""
-    images = sample.gather(lambda e: e.stored_tipping_point[:, 0])
-    pair, limit = torch.stack([sample.p, sample.q], 1), limits("torn")
-    numbers = {}
-    for family, scores in judges.scores(images).items():
-        read = scores.argmax(1)
-        p_q = scores.double().gather(1, pair).softmax(1)[:, 1]
-        numbers[family] = {
-            "p": proportion(read == sample.p),
-            "q": proportion(read == sample.q),
-            "another": proportion((read != sample.p) & (read != sample.q)),
-            "torn": proportion((p_q >= limit["low"]) & (p_q <= limit["high"])),
-        }
-    refuted = all(shares["torn"].high < limit["many"] for shares in numbers.values())
-    return Measurement(
-        "torn",
-        numbers,
-        [[False, not refuted]],  # without asking people it cannot be supported
-        chosen={"who": ["refuted" if refuted else "open"]},
-        rows=[[family, *shares.values()] for family, shares in numbers.items()],
-    )
-
-
-def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
-    """Let two families of oracles read counterfactuals, and real images of q."""
-    made, real = (
-        {family: proportion(read == sample.q) for family, read in judges.verdicts(images).items()}
-        for images in (sample.stored, sample.real)
-    )
-    return Measurement(
-        "convincing",
-        made,
-        [share_votes(share, limits("convincing")["share"]) for share in made.values()],
-        rows=[[family, share, real[family]] for family, share in made.items()],
-    )
-
-
-def realistic(sample: Sample, judges: Judges, data: Dataset) -> Measurement:
-    """Fréchet distance to real images, compared with that of other real images."""
-    features = judges.features(data.images)
-    ours, real, originals = (
-        metrics.frechet_distance(judges.features(images), features)
-        for images in (sample.stored, sample.real, sample.images)
-    )
-    clamped = sample.gather(lambda e: e.convincing_certificate.clamped[:, 0])
-    chance, limit = max(real, originals), limits("realistic")
-    return Measurement(
-        "realistic",
-        {"frechet": ours, "frechet_real": real, "frechet_originals": originals},
-        [[ours <= limit["near"] * chance, ours <= limit["far"] * chance]],
-        {"clamped": float(clamped.mean())},
-    )
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Correlations of a feature before and after, over images."""
-
-    r: Interval
-    rho: Interval
-    within: Interval
-    """Pearson's r of the deviations from the class means, to which classes do not contribute."""
-    control: Interval
-    """Pearson's r with a random real image of q."""
-    change: float
-    """Mean |difference|."""
-    control_change: float
-
-    @property
-    def kept(self) -> bool:
-        """True if r within classes is high enough and both correlations beat the control."""
-        beyond = max(self.control.high, 0.0)
-        strong = self.within.mean >= limits("features-kept")["kept"]
-        return strong and min(self.r.low, self.within.low) > beyond
-
-
-def kept_features(
-    sample: Sample, data: Dataset, seed: int, resamples: int = RESAMPLES
-) -> dict[str, Kept]:
-    """Measure every feature of strokes before and after."""
-    generator = torch.Generator().manual_seed(seed)
-    pool, classes = data.first(POOL), range(len(data.class_names))
-    features = {}
-    for name, feature in FEATURES.items():
-        before, after, control = (
-            feature(images) for images in (sample.images, sample.stored, sample.real)
-        )
-        real = feature(pool.images)
-        by_class = torch.stack([real[pool.labels == label].nanmean() for label in classes])
-        features[name] = Kept(
-            pearson(before, after, generator, resamples),
-            spearman(before, after, generator, resamples),
-            pearson(before - by_class[sample.p], after - by_class[sample.q], generator, resamples),
-            pearson(before, control, generator, resamples),
-            float((after - before).abs().nanmean()),
-            float((control - before).abs().nanmean()),
-        )
-    return features
-
-
-def features_kept(features: dict[str, Kept], n: int) -> Measurement:
-    """Judge thickness, slant, size and the bounding box."""
-    least = limits("features-kept")["kept"]
-    lost = [name for name, feature in features.items() if not feature.kept]
-    plain = [name for name, feature in features.items() if feature.r.mean < least]
-    return Measurement(
-        "features-kept",
-        features,
-        [[feature.kept for feature in features.values()]],
-        {"n": n, "lost": ", ".join(lost) or "none", "plain": ", ".join(plain) or "none"},
-        rows=[
-            [name, f.r, f.rho, f.within, f.control, f"{f.change:.2f} ({f.control_change:.2f})"]
-            for name, f in features.items()
-        ],
-    )
-
-
-def diverse(sample: Sample) -> Measurement:
-    """Mean distance between counterfactuals of a class, over that of its real images."""
-    ratios = []
-    for label in sample.q.unique().tolist():
-        rows = sample.q == label
-        if int(rows.sum()) > 1:
-            ratios.append(metrics.diversity(sample.stored[rows], sample.real[rows]))
-    (ratio,), limit = means(torch.tensor(ratios, dtype=torch.float64)), limits("diverse")
-    votes = [[ratio.low > limit["half"], ratio.low > limit["most"]]]
-    return Measurement("diverse", {"ratio": ratio}, votes, {"classes": len(ratios)})
-
-
-def comparable_errors(sample: Sample, judges: Judges) -> Measurement:
-    """Compare the recorded test errors of the INN and of the convolutional judge."""
-    ours, judge = sample.model.checkpoint.metrics, judges.record
-    inn, cnn = (
-        wilson(round(float(error) * n), n)
-        for error, n in (
-            (ours["error"], int(ours["n"])),
-            (1 - float(judge["accuracy"][MAIN_ORACLE]), int(judge["test_images"])),
-        )
-    )
-    votes = [[inn.low <= cnn.high, inn.mean <= limits("errors")["times"] * cnn.mean]]
-    return Measurement("errors", {"INN": inn, "CNN": cnn}, votes)
-
-
-def bits_per_dim(sample: Sample) -> Measurement:
+def bits_per_dim() -> Measurement:
     """Correct Table 1 by the constant that IB-INN's evaluation leaves out."""
-    recorded = sample.model.checkpoint.metrics
     printed, exact = {}, {}
     for row in (published()["table_1"][name] for name in ("mnist", "fakemnist")):
         printed[row["name"]] = row["bits_per_dim"]
         # The same for both, because the pixels of both are scaled alike.
         missing = equations.paper_bits_per_dim(0.0, row["pixel_scale"])
         exact[row["name"]] = row["bits_per_dim"] - missing
-    return Measurement(
-        "bits-per-dim",
-        {"constant": -missing, "exact": exact},
-        words={
-            "printed": printed,
-            "ours": recorded.get("bits_per_dim", math.nan),
-            "ours_paper": recorded.get("bits_per_dim_paper", math.nan),
-        },
-    )
+    numbers = {"constant": -missing, "exact": exact}
+    return Measurement("bits-per-dim", numbers, words={"printed": printed})
