@@ -222,7 +222,7 @@ def test_a_missed_confidence_suggests_the_correction(tmp_path: Path) -> None:
     arguments = ["explain", "--sample", 12, "--target", 1, "--confidence", 0.5]
     code, stdout, _ = run(*arguments, "--out", tmp_path)
     assert code == 0
-    assert "requested 50.0 %" in stdout
+    assert "requested 50 %" in stdout
     assert "try --correct" in stdout
 
 
