@@ -129,18 +129,19 @@ def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], nam
 
 
 def plane_basis(
-    delta: Float[Tensor, " dim"], residuals: Float[Tensor, "_ dim"]
+    delta: Float[Tensor, " dim"], offsets: Float[Tensor, "_ dim"]
 ) -> Float[Tensor, "2 dim"]:
-    """Orthonormal basis: Δ/‖Δ‖, and the leading principal component of the rest of the residuals.
+    """Orthonormal basis: Δ/‖Δ‖, and the leading principal component of the latents without Δ.
 
     Δ is the normal of the decision boundary. Because it lies in the plane, the boundary appears
     as a line, and an orthogonal projection onto the plane keeps every latent on its side of it.
 
     Args:
-        residuals: latents minus the mean of their class.
+        offsets: latents of both classes minus the midpoint of the means. Without Δ, these are
+            deviations from the mean of the class.
     """
     along = delta / delta.norm()
-    rest = residuals - (residuals @ along)[:, None] * along
+    rest = offsets - (offsets @ along)[:, None] * along
     return torch.stack([along, torch.linalg.svd(rest, full_matrices=False).Vh[0]])
 
 
@@ -186,7 +187,7 @@ def geometry(
 ) -> Geometry:
     """Project the latents of two classes, p first; z belongs to p, moves to q and lies above Δ."""
     delta, middle = mu[1] - mu[0], mu.mean(0)
-    basis = plane_basis(delta, torch.cat([latents[0] - mu[0], latents[1] - mu[1]]))
+    basis = plane_basis(delta, torch.cat(latents) - middle)
     if basis[1] @ (z - middle) < 0:
         basis = torch.stack([basis[0], -basis[1]])
     alpha_0 = equations.tipping_point_alpha(z, delta, mu[0], mu[1])
