@@ -105,7 +105,7 @@ def test_posterior_of_q_in_latent_space(sample) -> None:
     alpha = sample.gather(lambda e: e.alpha_1)
     moved = z + alpha * (model.mu_bar[sample.q] - model.mu_bar[sample.p])
     squared = torch.cdist(moved.double(), model.classifier.mu.double()).square()
-    of_q = (-squared / 2).softmax(1)[torch.arange(N), sample.q]
+    of_q = (-float(model.tau) * squared / 2).softmax(1)[torch.arange(N), sample.q]
     assert claim.numbers["median_p_q"] == pytest.approx(float(of_q.median()), abs=1e-4)
     assert f"{100 * float((of_q > 0.99).double().mean()):.1f} % [" in claim.measured
 
@@ -138,12 +138,20 @@ def test_the_most_expensive_search_decides(sample, judges, monkeypatch) -> None:
     assert judgement(method.competitors(sample, judges, no_training, n)).verdict == "supported"
 
 
+@pytest.fixture(scope="session")
+def oblique(sample) -> Sample:
+    """The sample of a model whose Δ is not the normal of the boundary."""
+    model = Model(sample.model.checkpoint)
+    model.mu_bar = model.mu.lerp(model.mu.roll(1, 0), 0.4)
+    return explained_sample(model, load_mnist("test"), N, 0)
+
+
 @pytest.mark.slow
-def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
-    claim = judgement(method.minimal(sample, N))
-    model = sample.model
+def test_the_correction_is_minimal_only_along_the_model_means(oblique) -> None:
+    claim = judgement(method.minimal(oblique, N))
+    model = oblique.model
     mu, mu_bar = (m.detach().double().numpy() for m in (model.classifier.mu, model.mu_bar))
-    z = model.classifier.encode(model.pixels(sample.images)).detach().double().numpy()
+    z = model.classifier.encode(model.pixels(oblique.images)).detach().double().numpy()
     longer = []
     for p, q in itertools.combinations(range(10), 2):
         delta, w = mu_bar[q] - mu_bar[p], mu[q] - mu[p]
@@ -155,26 +163,29 @@ def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
     assert latent["pairs"] == 45
     for name, of in (("mean", np.mean), ("least", np.min), ("most", np.max)):
         assert latent[name] == pytest.approx(of(longer), rel=1e-4)
-    straight = Model(sample.model.checkpoint)
+    assert latent["most"] > 1.1
+    assert claim.verdict == "refuted"
+    straight = Model(model.checkpoint)
     straight.mu_bar = model.classifier.mu.detach()
-    assert (
-        judgement(method.minimal(dataclasses.replace(sample, model=straight), N)).verdict
-        == "supported"
-    )
+    tied = judgement(method.minimal(dataclasses.replace(oblique, model=straight), N))
+    assert tied.verdict == "supported"
+    assert tied.numbers["latent"]["most"] == pytest.approx(1)
+    assert tied.numbers["input"].mean == 1
+    assert count(tied.numbers["along_w_is_smaller"]) == 0
 
 
-def test_the_change_of_the_input_at_the_boundary(sample) -> None:
+def test_the_change_of_the_input_at_the_boundary(oblique) -> None:
     """Along Δ it is the tipping point's; along w the nearest point's, from where both tie."""
-    n, model = 12, sample.model
-    claim = judgement(method.minimal(sample, n))
-    tipping = sample.gather(lambda e: e.tipping_point[:, 0] - e.x)[:n].flatten(1).norm(dim=1)
-    mu, z = model.classifier.mu.detach(), model.classifier.encode(model.pixels(sample.images[:n]))
+    n, model = 12, oblique.model
+    claim = judgement(method.minimal(oblique, n))
+    tipping = oblique.gather(lambda e: e.tipping_point[:, 0] - e.x)[:n].flatten(1).norm(dim=1)
+    mu, z = model.classifier.mu.detach(), model.classifier.encode(model.pixels(oblique.images[:n]))
     ends = []
-    for one, p, q in zip(z.detach(), sample.p, sample.q, strict=False):
+    for one, p, q in zip(z.detach(), oblique.p, oblique.q, strict=False):
         w = mu[q] - mu[p]
         w = w / w.norm()
         ends.append(one - w * (w @ (one - (mu[p] + mu[q]) / 2)))
-    change = model.classifier.decode(torch.stack(ends)) - model.pixels(sample.images[:n])
+    change = model.classifier.decode(torch.stack(ends)) - model.pixels(oblique.images[:n])
     ratio = tipping / change.flatten(1).norm(dim=1)
     assert claim.numbers["input"].mean == pytest.approx(float(ratio.mean()), rel=1e-3)
     assert count(claim.numbers["along_w_is_smaller"]) == int((ratio > 1).sum())
