@@ -194,3 +194,22 @@ def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, t
     model = untrained(other, data)
     with pytest.raises(InputError, match="its architecture differs"):
         train(refined, data, tmp_path, device=CPU, refine_from=model, teacher=RowTeacher())
+
+
+def test_fine_tuning_needs_two_images_in_a_batch(refined, data, tmp_path) -> None:
+    settings = dataclasses.replace(refined.finetuning, batch_size=1)
+    single = dataclasses.replace(refined, finetuning=settings)
+    with pytest.raises(InputError, match="at least 2 images"):
+        train(single, data, tmp_path, device=CPU, teacher=RowTeacher())
+
+
+def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
+    """Of three images one is asked for a posterior, and the teacher is asked about two."""
+    settings = FineTuning(1, 1.0, 1.0, batch_size=3)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    asked = []
+    step._ask_teacher = lambda x: (asked.append(len(x)), RowTeacher()(x).softmax(1))[1]
+    step.batch.copy_(torch.arange(3))
+    z = step.state.classifier.encode(to_pixels(data.images[:3])).detach()
+    assert torch.isfinite(step._counterfactual_loss(z).detach())
+    assert asked == [2]
