@@ -88,15 +88,15 @@ def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> 
 @pytest.fixture
 def taught(data: Dataset) -> Dataset:
     assert data.attributes is not None
-    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
-    return dataclasses.replace(data, attributes=every, attribute=0)
+    every = torch.cat([data.attributes, data.labels[:, None].to(torch.uint8)], 1)
+    return dataclasses.replace(data, attributes=every, attribute=2)
 
 
 class ColourTeacher(torch.nn.Module):
-    """A teacher whose log-odds are the mean colours."""
+    """A teacher whose log-odds are the mean colours: green, blue, and red, which is the class."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 4 * x.mean((2, 3)) - 2
+        return (4 * x.mean((2, 3)) - 2).roll(-1, 1)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
@@ -120,7 +120,7 @@ def test_targets_are_mixed_with_the_teachers_predictions(
     loss = step._batch_loss()
     predicted, labels = torch.sigmoid(ColourTeacher()(loss.x)), taught.attributes[step.batch]
     wanted = share * predicted + (1 - share) * labels
-    smoothed = 0.9 * wanted[:, 0] + 0.05
+    smoothed = 0.9 * wanted[:, 2] + 0.05
     z, log_det = state.classifier.encode_with_log_det(loss.x)
     log_p = equations.log_posterior(z, state.classifier.mu, recipe.tau)
     cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
@@ -129,6 +129,18 @@ def test_targets_are_mixed_with_the_teachers_predictions(
     attributes = -(wanted * F.logsigmoid(odds) + (1 - wanted) * F.logsigmoid(-odds)).mean()
     expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * attributes
     assert torch.allclose(loss.loss, expected, atol=1e-4)
+
+
+def test_a_teachers_logits_become_class_probabilities(recipe, taught, generator) -> None:
+    """Of classes the softmax; of attributes p and 1 − p of the one that is the label."""
+    logits = torch.randn((5, 3), generator=generator)
+    for data in (taught, dataclasses.replace(taught, attributes=None, attribute=None)):
+        step = OptimisationStep(recipe, data, TrainingState.start(recipe, CPU), CPU)
+        odds = logits.exp()
+        expected = odds / odds.sum(1, keepdim=True)
+        if data.attribute is not None:
+            expected = torch.stack([1 / (1 + odds[:, 2]), odds[:, 2] / (1 + odds[:, 2])], 1)
+        torch.testing.assert_close(step._class_probabilities(logits), expected)
 
 
 class OppositeTeacher(ColourTeacher):
