@@ -269,8 +269,9 @@ def test_fine_tuning_resumes_to_the_same_weights(refined, data, tmp_path: Path) 
     weights = whole.classifier.state_dict()
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
-    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE).classifier.state_dict()
-    assert not torch.equal(first["mu"], weights["mu"])
+    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE)
+    assert not torch.equal(first.classifier.mu, weights["mu"])
+    assert first.recipe == dataclasses.replace(refined, finetuning=None)
 
 
 def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, tmp_path) -> None:

@@ -39,7 +39,7 @@ def calibrate(
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
-    Tied class means become μ̄, and their temperature is fitted on held-out images, if there are.
+    Tied class means become μ̄; their temperature is fitted on held-out images, if there are any.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))

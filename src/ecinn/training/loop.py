@@ -68,7 +68,7 @@ def train(
         init_from: model whose layers initialise the first stage; if the recipe names one and none
             is given, it is trained first, into a folder inside this one.
         refine_from: model to fine-tune; the first stage is skipped.
-        teacher: network that returns the log-odds of all attributes of images, or of all classes,
+        teacher: network that returns the logits of all attributes of images, or of all classes,
             or the file of a teacher; if the recipe needs one and none is given, it is trained.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
@@ -164,7 +164,8 @@ class _Run:
                     state.init_from(init_from.classifier, self.data)
                 state.origin["init_from"] = init_from.recipe.name
             models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
-            refine_from = models[0]
+            plain = replace(models[0].recipe, finetuning=None)
+            refine_from = replace(models[0], recipe=plain)
         else:
             models = [refine_from]
         if recipe.finetuning is None:
