@@ -417,7 +417,7 @@ def test_resuming_the_fine_tuning_of_a_given_model_does_not_train_a_start(
     def stop(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(InterruptedRunError, match="--resume"):
+    with pytest.raises(InterruptedRunError, match="--resume instead of --refine-from"):
         run(refine_from=first, observe=stop)
     run(resume=True)
     assert not (tmp_path / "run" / "first").exists()

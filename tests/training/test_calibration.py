@@ -61,6 +61,16 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
     assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_one_image_is_enough_for_tau(classes) -> None:
+    """Read right: a confidence of 1 − 1/(1 + 2). Read wrong: no confidence at all."""
+    mu = 3 * torch.eye(classes, dtype=torch.float64)
+    for label, expected in ((1, 2 / 3), (0, 1 / classes)):
+        tau = fit_tau(mu[1:2], torch.tensor([label]), mu)
+        posterior = (-0.5 * tau * torch.cdist(mu[1:2], mu).square()).softmax(1)
+        assert float(posterior[0, 1]) == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)

@@ -89,6 +89,11 @@ def train(
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+    how = (
+        "the same command and --resume"
+        if refine_from is None
+        else "--resume instead of --refine-from"
+    )
     # Everything that can be refused is refused before the first network is trained.
     first = folder / FIRST_STAGE_FILE
     if resume and recipe.finetuning is not None and first.exists():
@@ -123,7 +128,7 @@ def train(
     except KeyboardInterrupt:
         resumable = any((folder / name).exists() for name in (*STATE_FILES, FIRST_STAGE_FILE))
         raise InterruptedRunError(
-            "interrupted; continue with the same command and --resume (resume=True in Python)"
+            f"interrupted; continue with {how} (resume=True in Python)"
             if resumable
             else "interrupted before the first epoch was finished; start again"
         ) from None
