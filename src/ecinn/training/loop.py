@@ -298,7 +298,7 @@ def _require_learnable(data: Dataset, recipe: Recipe) -> None:
     missing = (data.labels.bincount(minlength=recipe.architecture.classes) == 0).nonzero()
     if len(missing):
         classes = ", ".join(str(int(label)) for label in missing)
-        raise InputError(f"no training image has class {classes}: add some, or more images")
+        raise InputError(f"no training image has class {classes}: use more images")
     if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
         raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
     if data.attributes is not None and data.attribute is None and recipe.needs_teacher:
