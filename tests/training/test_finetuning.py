@@ -14,7 +14,7 @@ from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.progress import Progress
@@ -49,7 +49,7 @@ def refined() -> Recipe:
 
 def untrained(recipe: Recipe, data: Dataset) -> Checkpoint:
     classifier = GenerativeClassifier(recipe.architecture).eval()
-    mu = classifier.mu.detach()
+    mu = classifier.mu.detach().clone()
     return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), data.class_names)
 
 
@@ -214,6 +214,27 @@ def test_a_step_adds_both_losses_and_moves_the_means(refined, data) -> None:
         mean = first[0].z[data.labels[:64] == label].mean(0)
         expected = 0.98 * before[label] + 0.02 * mean
         torch.testing.assert_close(step.state.classifier.mu[label], expected)
+
+
+def test_fine_tuning_starts_from_the_model_with_the_recipes_tau(
+    refined, data, tmp_path, monkeypatch
+) -> None:
+    model = untrained(refined, data)
+    randomise(model.classifier).tau.fill_(5.0)
+    seen = {}
+
+    class Stop(FineTuningStep):
+        def __init__(self, recipe, data, state, device) -> None:
+            seen.update((name, value.clone()) for name, value in state.tensors().items())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "FineTuningStep", Stop)
+    with pytest.raises(InterruptedRunError):
+        train(refined, data, tmp_path, device=CPU, refine_from=model, teacher=RowTeacher())
+    expected = model.classifier.state_dict() | {"tau": torch.tensor(refined.tau)}
+    for network in ("classifier", "average"):
+        for name, value in expected.items():
+            torch.testing.assert_close(seen[f"{network}.{name}"], value)
 
 
 def test_fine_tuning_has_its_own_settings(refined: Recipe) -> None:
