@@ -73,12 +73,13 @@ def evaluate(
         part = slice(start, start + batch_size)
         images = data.images[part].to(model.device)
         with exact_convolutions():
-            log_posterior = model.classifier.log_posterior(to_pixels(images))
+            z = model.classifier.encode(to_pixels(images))
             log_p = noisy_log_p = model.classifier.log_marginal(dequantise(images, generator))
             if noise:
                 noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
+        log_posterior = equations.log_posterior(z, model.mu, model.tau)
         confidences.append(log_posterior.max(1).values.exp().cpu())
-        predicted = log_posterior.argmax(1)
+        predicted = equations.predicted_class(z, model.mu)
         correct.append(predicted.cpu() == data.labels[part].cpu())
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
         explanation = model.explain(images, q[:, None], correct=True)
