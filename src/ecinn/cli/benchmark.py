@@ -257,8 +257,12 @@ def print_tables(tables: Sequence[Table]) -> None:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))
         for number, name in enumerate(table.head):
+            words = [word for row in table.rows for word in row[number].split()]
             shown.add_column(
-                plain(name), justify="right" if number else "left", no_wrap=not number
+                plain(name),
+                justify="right" if number else "left",
+                no_wrap=not number,
+                min_width=max(map(len, words), default=0),
             )
         for row in table.rows:
             shown.add_row(*(plain(cell.replace("**", "")) for cell in row))

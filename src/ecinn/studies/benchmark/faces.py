@@ -15,7 +15,7 @@ from ecinn.data.dataset import Dataset, Split
 from ecinn.data.face_regions import region_mask
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.table import NONE, Table, percent, percent_interval
+from ecinn.drawing.table import Table, percent, percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import importance, share_inside
@@ -54,7 +54,7 @@ class FaceResult:
     """One model on all faces of a split."""
 
     evaluation: Evaluation
-    change: float
+    change: Interval
     """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
     outside: Interval
     """Mean share of |x̂ − x| outside the oval of the face."""
@@ -117,7 +117,7 @@ def measure_faces(
     chosen = hardest_faces(data, changed.p, of_q) if hardest is None else torch.tensor(hardest)
     result = FaceResult(
         evaluation=evaluation,
-        change=float(moved.abs().mean()),
+        change=normal_interval(moved.abs().flatten(1).mean(1)),
         outside=normal_interval(outside),
         inception_error=inception_error,
         paper_error=face_errors(model.recipe.dataset),
@@ -181,7 +181,7 @@ def ask_panel(
                 images,
                 1 - changed.p,
                 judged,
-                float((to_pixels(images) - pixels).abs().mean()),
+                normal_interval((to_pixels(images) - pixels).abs().flatten(1).mean(1)),
             )
             for name, images in changed.images.items()
         ),
@@ -334,21 +334,29 @@ def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> lis
 
 def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
     evaluation = result.evaluation
-    error = wilson(round(evaluation.error * evaluation.n), evaluation.n)
+
+    def share(value: float) -> str:
+        return percent_interval(wilson(round(value * evaluation.n), evaluation.n), 2)
+
+    def bits(mean: float, half_width: float) -> str:
+        return f"{mean:.3f} ± {half_width:.3f}"
+
     paper_inn, paper_inception = result.paper_error or (None, None)
     return {
         "model": name,
-        "error %": percent_interval(error, 2),
+        "error %": share(evaluation.error),
         "paper's INN": percent(paper_inn),
         "Inception-V3": percent(result.inception_error),
         "paper's Inception-V3": percent(paper_inception),
-        "bits/dim": f"{evaluation.bits_per_dim:.3f}",
-        "in the paper's convention": f"{evaluation.bits_per_dim_paper:.3f}",
-        "reached q %": percent(evaluation.reached_q),
-        "corrected": percent(evaluation.reached_q_corrected),
+        "bits/dim": bits(evaluation.bits_per_dim, evaluation.bits_per_dim_half_width),
+        "in the paper's convention": bits(
+            evaluation.bits_per_dim_paper, evaluation.bits_per_dim_paper_half_width
+        ),
+        "reached q %": share(evaluation.reached_q),
+        "corrected": share(evaluation.reached_q_corrected),
         "round trip": f"{evaluation.round_trip_error:.1e}",
-        "mean change": f"{result.change:.4f}",
-        "outside the face %": percent_interval(result.outside),
+        "mean change": plus_minus(result.change, 4),
+        "outside the face %": plus_minus(result.outside, 1, 100.0),
     }
 
 
@@ -358,8 +366,8 @@ def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
     return {
         "model": name,
         "images": each.images,
-        **{f"{family} %": _with_interval(share) for family, share in shares.items()},
-        "mean change": NONE if each.change is None else f"{each.change:.4f}",
+        **{f"{family} %": percent_interval(share) for family, share in shares.items()},
+        "mean change": plus_minus(each.change, 4),
     }
 
 
@@ -369,10 +377,6 @@ def _realism_cells(name: str, each: Realism) -> dict[str, str]:
         "q": each.target,
         "images": each.images,
         "faces": str(each.n),
-        **{f"Fréchet, {family}": f"{value:.3f}" for family, value in each.frechet.items()},
+        **{f"Fréchet, {family}": plus_minus(value, 3) for family, value in each.frechet.items()},
         **{f"precision %, {f}": percent_interval(share) for f, share in each.precision.items()},
     }
-
-
-def _with_interval(share: Interval | None) -> str:
-    return NONE if share is None else percent_interval(share)
