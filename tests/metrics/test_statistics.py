@@ -17,6 +17,7 @@ from ecinn.metrics.statistics import (
     bootstrap_interval,
     normal_interval,
     paired_difference_interval,
+    paired_share_difference,
     proportion,
     wilson,
 )
@@ -110,6 +111,58 @@ def test_bootstrap_of_any_statistic_resamples_columns_together(uniform, generato
         lambda x, y: x.sum(-1) / y.sum(-1), a, 2 * a, resamples=50, generator=generator
     )
     assert astuple(ratio) == pytest.approx((0.5, 0.5, 0.5, 200))
+
+
+@pytest.mark.parametrize(("n", "resamples"), [(3, 7), (1000, 200), (70_000, 3)])
+def test_bootstrap_draws_the_same_numbers_one_resample_at_a_time(n: int, resamples: int) -> None:
+    """Many resamples are drawn at once, in parts; the seed alone decides which."""
+    one, other = (torch.Generator().manual_seed(n) for _ in range(2))
+    values = torch.rand(n, generator=torch.Generator().manual_seed(1)).double()
+    drawn = [values[torch.randint(n, (n,), generator=one)].mean().item() for _ in range(resamples)]
+    found = bootstrap_interval(values, resamples=resamples, generator=other)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+
+
+def pairs(both: int, only_a: int, only_b: int, neither: int) -> tuple[torch.Tensor, torch.Tensor]:
+    times = torch.tensor([both, only_a, only_b, neither])
+    return (
+        torch.tensor([True, True, False, False]).repeat_interleave(times),
+        torch.tensor([True, False, True, False]).repeat_interleave(times),
+    )
+
+
+def test_paired_shares_have_newcombes_interval() -> None:
+    """The example 36, 12, 2, 0 of Newcombe (1998), Table II, method 10."""
+    found = paired_share_difference(*pairs(36, 12, 2, 0))
+    assert astuple(found) == pytest.approx((0.2, 0.0569, 0.3404, 50), abs=5e-5)
+
+
+def test_interval_of_paired_shares_turns_with_its_sides(generator) -> None:
+    counts = torch.randint(40, (30, 4), generator=generator)
+    for a, b in (pairs(*row) for row in counts.tolist() if sum(row)):
+        there, back = paired_share_difference(a, b), paired_share_difference(b, a)
+        assert astuple(back) == pytest.approx((-there.mean, -there.high, -there.low, there.n))
+        flipped = paired_share_difference(~a, ~b)
+        assert astuple(flipped) == pytest.approx(astuple(back))
+
+
+def test_paired_shares_without_any_difference_have_a_wide_interval() -> None:
+    """Of n pairs that all agree nothing is known below 1/n."""
+    every = torch.ones(300, dtype=torch.bool)
+    found = paired_share_difference(every, every)
+    assert (found.mean, found.high) == (0, -found.low)
+    assert found.high == pytest.approx(1 - wilson(300, 300).low)
+
+
+def test_interval_of_paired_shares_covers_the_truth_19_times_of_20(generator) -> None:
+    """Two readers of the same images, who agree more often than by chance."""
+    cells = torch.tensor([0.8, 0.12, 0.04, 0.04])
+    covered = []
+    for _ in range(800):
+        drawn = torch.multinomial(cells, 200, replacement=True, generator=generator)
+        found = paired_share_difference(*pairs(*drawn.bincount(minlength=4).tolist()))
+        covered.append(found.low <= 0.08 <= found.high)
+    assert 0.93 < np.mean(covered) < 0.975
 
 
 def test_impossible_intervals_are_refused(uniform, generator) -> None:

@@ -1,14 +1,12 @@
 """Tables of text: written as Markdown, printed by the command line."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 NONE = "–"
 """Stands for a value that does not exist."""
-_WITHIN_INTERVAL = re.compile(r"(?<=±) (?=\d)|(?<=\d,) (?=[-+]?[\d.]+\])")
 
 
 @runtime_checkable
@@ -65,9 +63,7 @@ class Table:
 
 
 def _line(cells: Sequence[str]) -> str:
-    """Join cells; no-break spaces keep an interval on one line."""
-    escaped = (cell.replace("|", "\\|") for cell in cells)
-    return "| " + " | ".join(_WITHIN_INTERVAL.sub("\u00a0", cell) for cell in escaped) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def number(

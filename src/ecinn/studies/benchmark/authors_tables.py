@@ -1,8 +1,9 @@
 """Tables of the authors' benchmark: the control, all rows, and ours over asked confidences."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ecinn.drawing.table import NONE, Table, number, percent, percent_interval, plus_minus
@@ -80,7 +81,7 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
         ),
         Table.of(
             f"{name}: ours minus another, image by image",
-            [_difference_cells(each, planted=planted) for each in result.differences],
+            _difference_rows(result.differences, planted=planted),
             [note("authors", "differences")],
         ),
     ]
@@ -152,22 +153,26 @@ def _distance(row: Row) -> dict[str, str]:
     }
 
 
-def _difference_cells(difference: Difference, *, planted: bool) -> dict[str, str]:
-    values = difference.values
+def _difference_rows(differences: Sequence[Difference], *, planted: bool) -> list[dict[str, str]]:
+    """Lay out a row per measure, with a column per other method."""
+    points = partial(percent_interval, digits=2, sign="+")
     kept = "digit kept, " if planted else ""
-    shares = {"reached q": "reached", **({"cue says q": "truth"} if planted else {})}
-    shares |= {f"{kept}{family} oracle": family for family in ORACLES}
-    means = {"change inside the cue, points": ("inside", 1, 100.0)} if planted else {}
-    means |= {"EN": ("elastic_net", 2, 1.0), "IM1": ("im1", 3, 1.0), "IM2 ×100": ("im2", 3, 100.0)}
-    return {
-        "ours minus": difference.other,
-        "pairs": str(difference.n),
-        **{
-            f"{heading}, points": percent_interval(values.get(name), 2, sign="+")
-            for heading, name in shares.items()
-        },
-        **{
-            heading: plus_minus(values.get(name), digits, factor, sign="+")
-            for heading, (name, digits, factor) in means.items()
-        },
+    measures = {
+        "reached q, points": ("reached", points),
+        "cue says q, points": ("truth", points),
+        "change inside the cue, points": ("inside", partial(plus_minus, factor=100.0, sign="+")),
+        **{f"{kept}{family} oracle, points": (family, points) for family in ORACLES},
+        "EN": ("elastic_net", partial(plus_minus, sign="+")),
+        "IM1": ("im1", partial(plus_minus, digits=3, sign="+")),
+        "IM2 ×100": ("im2", partial(plus_minus, digits=3, factor=100.0, sign="+")),
     }
+    rows = [
+        {
+            "ours minus": heading,
+            **{each.other: form(each.values.get(name)) for each in differences},
+        }
+        for heading, (name, form) in measures.items()
+        if planted or name not in ("truth", "inside")
+    ]
+    counts = {each.other: str(each.n) for each in differences}
+    return [*rows, {"ours minus": "pairs without failed and black", **counts}]

@@ -58,7 +58,7 @@ class FaceResult:
     """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
     outside: Interval
     """Mean share of |x̂ − x| outside the oval of the face."""
-    inception_error: float | None
+    inception_error: Interval | None
     """Test error of Inception-V3 on the same faces, where it was trained."""
     paper_error: tuple[float, float] | None
     """Test errors of the paper's INN and Inception-V3."""
@@ -91,7 +91,7 @@ def measure_faces(
     *,
     n: int = 10,
     seed: int = 0,
-    inception_error: float | None = None,
+    inception_error: Interval | None = None,
     hardest: tuple[int, ...] | None = None,
     observe: Observer = ignore,
 ) -> tuple[FaceResult, dict[str, Image.Image]]:
@@ -206,7 +206,7 @@ def hardest_faces(
     return rows[of_q[rows].argsort()[:HARDEST]]
 
 
-def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]:
+def read_inception(folder: Path, model: Model) -> tuple[Interval, nn.Module | None]:
     """Read the test error of the model's label from a folder written by `ecinn inception`.
 
     The network itself comes with it if its large file is there too.
@@ -214,13 +214,15 @@ def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]
     attribute = model.recipe.dataset.partition("/")[2]
     path, weights = (folder / f"{attribute}.{end}" for end in ("json", "safetensors"))
     try:
-        error = float(json.loads(path.read_text())["errors"]["test"])
+        record = json.loads(path.read_text())
+        share, n = float(record["errors"]["test"]), int(record["images"]["test"])
     except OSError:
         raise InputError(
             f"{path} is missing: make it with `ecinn inception celeba/{attribute} --out {weights}`"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} was not written by `ecinn inception`: make it again") from None
+    error = wilson(round(share * n), n)
     if not weights.is_file():
         return error, None
     return error, load_inception(weights, model.device, model.class_names).classifier
@@ -346,7 +348,7 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
         "model": name,
         "error %": share(evaluation.error),
         "paper's INN": percent(paper_inn),
-        "Inception-V3": percent(result.inception_error),
+        "Inception-V3": percent_interval(result.inception_error, 2),
         "paper's Inception-V3": percent(paper_inception),
         "bits/dim": bits(evaluation.bits_per_dim, evaluation.bits_per_dim_half_width),
         "in the paper's convention": bits(
