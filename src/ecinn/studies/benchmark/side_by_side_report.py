@@ -36,9 +36,9 @@ _WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
 
 
 _DISTANCE = (
-    ("EN", "elastic_net", 2, 1.0), ("L1", "l1", 2, 1.0), ("L2", "l2", 2, 1.0),
-    ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0), ("Fréchet", "frechet", 2, 1.0),
-    ("bits/dim", "bits_per_dim", 3, 1.0), ("diversity", "diversity", 2, 1.0),
+    ("EN", "elastic_net", 2, 1.0), ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0),
+    ("Fréchet", "frechet", 2, 1.0), ("bits/dim", "bits_per_dim", 3, 1.0),
+    ("diversity", "diversity", 2, 1.0),
 )  # fmt: skip
 """Columns: heading, name of the score, digits, factor."""
 
