@@ -137,13 +137,31 @@ def test_paired_shares_have_newcombes_interval() -> None:
     assert astuple(found) == pytest.approx((0.2, 0.0569, 0.3404, 50), abs=5e-5)
 
 
-def test_interval_of_paired_shares_turns_with_its_sides(generator) -> None:
-    counts = torch.randint(40, (30, 4), generator=generator)
-    for a, b in (pairs(*row) for row in counts.tolist() if sum(row)):
-        there, back = paired_share_difference(a, b), paired_share_difference(b, a)
-        assert astuple(back) == pytest.approx((-there.mean, -there.high, -there.low, there.n))
-        flipped = paired_share_difference(~a, ~b)
-        assert astuple(flipped) == pytest.approx(astuple(back))
+def test_interval_of_paired_shares_is_its_formula(generator) -> None:
+    """With scipy's Wilson intervals and numpy's correlation, of agreeing and opposed readers."""
+    for both, only_a, only_b, neither in torch.randint(
+        1, 40, (40, 4), generator=generator
+    ).tolist():
+        a, b = pairs(both, only_a, only_b, neither)
+        n, phi = len(a), np.corrcoef(a.numpy(), b.numpy())[0, 1]
+        if phi > 0:
+            phi *= max(1 - n / 2 / (both * neither - only_a * only_b), 0)
+        shares, ends = [], []
+        for happened in (a, b):
+            share = binomtest(int(happened.sum()), n)
+            shares.append(share.statistic)
+            ends.append(share.proportion_ci(0.95, method="wilson"))
+        below, above = (
+            [share - end.low for share, end in zip(shares, ends, strict=True)],
+            [end.high - share for share, end in zip(shares, ends, strict=True)],
+        )
+        difference = shares[0] - shares[1]
+        low, high = (
+            difference + sign * np.sqrt(x**2 + y**2 - 2 * phi * x * y)
+            for sign, x, y in ((-1, below[0], above[1]), (1, above[0], below[1]))
+        )
+        found = paired_share_difference(a, b)
+        assert astuple(found) == pytest.approx((difference, low, high, n), abs=1e-9)
 
 
 def test_paired_shares_without_any_difference_have_a_wide_interval() -> None:

@@ -691,10 +691,12 @@ def test_consistency_command(tmp_path, monkeypatch) -> None:
         assert "two of 0, 1, 2" in fails(*options, "--classes", wrong)
 
 
-def test_narrow_terminals_cut_no_figures(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(command.out, "width", 30)
-    row = ("method-of-a-name", *(f"{value:.2f} ± {value + 50}" for value in range(1000, 1012)))
-    head = ("method", *(f"a long head {number}" for number in range(12)))
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_narrow_terminals_cut_no_figures(width: int, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(command.out, "width", width)
+    intervals = (f"{value:.2f} [-{value}, {value + 50}]" for value in range(1000, 1006))
+    row = ("the method of a name", "300", *intervals, "-2.21 ± 0.69", "+0.019 ± 0.028")
+    head = ("method", *(f"a long head {number}" for number in range(9)))
     command.print_tables([Table("title", head, (row,))])
     printed = capsys.readouterr().out
     assert all(word in printed for cell in row for word in cell.split())
