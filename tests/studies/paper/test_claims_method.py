@@ -105,7 +105,7 @@ def test_posterior_of_q_in_latent_space(sample) -> None:
     alpha = sample.gather(lambda e: e.alpha_1)
     moved = z + alpha * (model.mu_bar[sample.q] - model.mu_bar[sample.p])
     squared = torch.cdist(moved.double(), model.classifier.mu.double()).square()
-    of_q = (-squared / 2).softmax(1)[torch.arange(N), sample.q]
+    of_q = (-float(model.tau) * squared / 2).softmax(1)[torch.arange(N), sample.q]
     assert claim.numbers["median_p_q"] == pytest.approx(float(of_q.median()), abs=1e-4)
     assert f"{100 * float((of_q > 0.99).double().mean()):.1f} % [" in claim.measured
 
@@ -138,12 +138,20 @@ def test_the_most_expensive_search_decides(sample, judges, monkeypatch) -> None:
     assert judgement(method.competitors(sample, judges, no_training, n)).verdict == "supported"
 
 
+@pytest.fixture(scope="session")
+def oblique(sample) -> Sample:
+    """The sample of a model whose Δ is not the normal of the boundary."""
+    model = Model(sample.model.checkpoint)
+    model.mu_bar = model.mu.lerp(model.mu.roll(1, 0), 0.4)
+    return explained_sample(model, load_mnist("test"), N, 0)
+
+
 @pytest.mark.slow
-def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
-    claim = judgement(method.minimal(sample, N))
-    model = sample.model
+def test_the_correction_is_minimal_only_along_the_normal_and_in_latent_space(oblique) -> None:
+    claim = judgement(method.minimal(oblique, 12))
+    model = oblique.model
     mu, mu_bar = (m.detach().double().numpy() for m in (model.classifier.mu, model.mu_bar))
-    z = model.classifier.encode(model.pixels(sample.images)).detach().double().numpy()
+    z = model.classifier.encode(model.pixels(oblique.images)).detach().double().numpy()
     longer = []
     for p, q in itertools.combinations(range(10), 2):
         delta, w = mu_bar[q] - mu_bar[p], mu[q] - mu[p]
@@ -155,29 +163,38 @@ def test_the_correction_is_minimal_only_along_the_model_means(sample) -> None:
     assert latent["pairs"] == 45
     for name, of in (("mean", np.mean), ("least", np.min), ("most", np.max)):
         assert latent[name] == pytest.approx(of(longer), rel=1e-4)
-    straight = Model(sample.model.checkpoint)
-    straight.mu_bar = model.classifier.mu.detach()
-    assert (
-        judgement(method.minimal(dataclasses.replace(sample, model=straight), N)).verdict
-        == "supported"
-    )
+    assert latent["most"] > 1.1
+    assert claim.verdict == "refuted"
+    tied = Model(model.checkpoint)
+    tied.mu_bar = model.classifier.mu.detach()
+    claim = judgement(method.minimal(dataclasses.replace(oblique, model=tied), 12))
+    # Minimal in latent space; in the input a search finds less.
+    assert claim.numbers["latent"]["most"] == pytest.approx(1)
+    assert claim.verdict == "partly"
 
 
-def test_the_change_of_the_input_at_the_boundary(sample) -> None:
-    """Along Δ it is the tipping point's; along w the nearest point's, from where both tie."""
-    n, model = 12, sample.model
-    claim = judgement(method.minimal(sample, n))
+def test_the_smallest_change_is_that_of_a_search(sample, monkeypatch) -> None:
+    """By a search that adds the same grey levels everywhere, and gives up on some images."""
+    n, levels = 12, torch.linspace(1, 105, 12).round().to(torch.uint8)
+    gave_up = torch.arange(n) % 4 == 3
+    dark = dataclasses.replace(sample, images=sample.images.clamp(max=150))
+
+    def search(model, mu_bar, x, q, **options) -> SimpleNamespace:
+        assert torch.equal(q[:, 0], sample.q[:n])
+        stored = dark.images[:n] + levels[:, None, None, None]
+        return SimpleNamespace(stored=stored[:, None], failed=gave_up[:, None])
+
+    monkeypatch.setattr(method, "pixel_gradient", search)
+    claim = judgement(method.minimal(dark, n))
     tipping = sample.gather(lambda e: e.tipping_point[:, 0] - e.x)[:n].flatten(1).norm(dim=1)
-    mu, z = model.classifier.mu.detach(), model.classifier.encode(model.pixels(sample.images[:n]))
-    ends = []
-    for one, p, q in zip(z.detach(), sample.p, sample.q, strict=False):
-        w = mu[q] - mu[p]
-        w = w / w.norm()
-        ends.append(one - w * (w @ (one - (mu[p] + mu[q]) / 2)))
-    change = model.classifier.decode(torch.stack(ends)) - model.pixels(sample.images[:n])
-    ratio = tipping / change.flatten(1).norm(dim=1)
-    assert claim.numbers["input"].mean == pytest.approx(float(ratio.mean()), rel=1e-3)
-    assert count(claim.numbers["along_w_is_smaller"]) == int((ratio > 1).sum())
+    # The 784 pixels of an image change by c: ‖c‖₂ = 28c.
+    searched = torch.where(gave_up, torch.inf, 28 * levels.float() / 256)
+    assert claim.numbers["input"].mean == pytest.approx(
+        float((tipping / searched).mean()), rel=1e-3
+    )
+    smaller = int((searched < tipping).sum())
+    assert 0 < smaller < n - int(gave_up.sum())
+    assert count(claim.numbers["search_is_smaller"]) == smaller
 
 
 def test_inverse_and_nearest_mean(sample) -> None:

@@ -128,29 +128,34 @@ def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], nam
     style.write(page, *middle, name, **look)
 
 
-def plane_basis(w: Float[Tensor, " dim"], delta: Float[Tensor, " dim"]) -> Float[Tensor, "2 dim"]:
-    """Orthonormal basis of the plane spanned by Δ and w = μ_q − μ_p; its first vector is Δ/‖Δ‖.
+def plane_basis(
+    delta: Float[Tensor, " dim"], offsets: Float[Tensor, "_ dim"]
+) -> Float[Tensor, "2 dim"]:
+    """Orthonormal basis: Δ/‖Δ‖, and the leading principal component of the latents without Δ.
 
-    w is the normal of the decision boundary. Because it lies in the plane, the boundary appears as
-    a line, and an orthogonal projection onto the plane keeps every latent on its side of it.
+    Δ is the normal of the decision boundary. Because it lies in the plane, the boundary appears
+    as a line, and an orthogonal projection onto the plane keeps every latent on its side of it.
+
+    Args:
+        offsets: latents of both classes minus the midpoint of the means. Without Δ, these are
+            deviations from the mean of the class.
     """
     along = delta / delta.norm()
-    across = w - (w @ along) * along
-    return torch.stack([along, across / across.norm()])
+    rest = offsets - (offsets @ along)[:, None] * along
+    return torch.stack([along, torch.linalg.svd(rest, full_matrices=False).Vh[0]])
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Points and directions of the figure, in the coordinates of the plane."""
+    """Points of the figure, in the coordinates of the plane; the boundary is where the first is 0.
+
+    The origin is the midpoint of the means.
+    """
 
     points: tuple[Points, Points]
     """Test images of p and of q."""
-    model_means: Points
+    means: Points
     """μ_p and μ_q."""
-    measured_means: Points
-    """μ̄_p and μ̄_q."""
-    boundary_normal: Point
-    """The decision boundary itself passes through the origin."""
     z: Point
     tipping_point: Point
     convincing: Point
@@ -159,7 +164,7 @@ class Geometry:
 
     def right_side(self, side: int) -> float:
         """Share of the points of a class that lie on its side of the boundary."""
-        towards_q = self.points[side] @ self.boundary_normal > 0
+        towards_q = self.points[side][:, 0] > 0
         return float((towards_q == bool(side)).double().mean())
 
     def numbers(self) -> dict[str, Any]:
@@ -177,25 +182,23 @@ class Geometry:
 
 def geometry(
     mu: Float[Tensor, "2 dim"],
-    mu_bar: Float[Tensor, "2 dim"],
     latents: tuple[Float[Tensor, "some dim"], Float[Tensor, "others dim"]],
     z: Float[Tensor, " dim"],
 ) -> Geometry:
-    """Project the latents of two classes, p first; z belongs to p and is moved to q."""
-    delta, (w, _) = mu_bar[1] - mu_bar[0], equations.decision_boundary(mu[0], mu[1])
-    basis = plane_basis(w, delta)
+    """Project the latents of two classes, p first; z belongs to p, moves to q and lies above Δ."""
+    delta, middle = mu[1] - mu[0], mu.mean(0)
+    basis = plane_basis(delta, torch.cat(latents) - middle)
+    if basis[1] @ (z - middle) < 0:
+        basis = torch.stack([basis[0], -basis[1]])
     alpha_0 = equations.tipping_point_alpha(z, delta, mu[0], mu[1])
     alpha_1 = equations.convincing_alpha(alpha_0)
 
     def project(z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 2"]:
-        return (z - (mu[0] + mu[1]) / 2) @ basis.T
+        return (z - middle) @ basis.T
 
     return Geometry(
         points=(project(latents[0]), project(latents[1])),
-        model_means=project(mu),
-        measured_means=project(mu_bar),
-        # w lies in the plane, so that projecting it loses nothing.
-        boundary_normal=torch.stack([w @ axis for axis in basis]),
+        means=project(mu),
         z=project(z),
         tipping_point=project(z + alpha_0 * delta),
         convincing=project(z + alpha_1 * delta),
@@ -220,8 +223,7 @@ def projected(
         parts = [model.encode(part) for part in data.images[drawn].split(100)]
         latents.append(torch.cat(parts).cpu().double())
     z = model.encode(data.images[place]).cpu()[0].double()
-    mu, mu_bar = (means[[p, q]].cpu().double() for means in (model.mu, model.mu_bar))
-    result = geometry(mu, mu_bar, (latents[0], latents[1]), z)
+    result = geometry(model.mu[[p, q]].cpu().double(), (latents[0], latents[1]), z)
     e = model.explain(data.images[place], q)
     images = (to_uint8(e.x[0]), e.stored_tipping_point[0, 0], e.stored_convincing[0, 0])
     arrays = [pictures.image_array(image) for image in images]
@@ -233,8 +235,7 @@ def figure_2(context: Context) -> Made:
     model, data = context.tested("mnist")
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
-    means = {"model": result.model_means, "measured": result.measured_means}
-    apart = {name: float((points[1] - points[0]).norm()) for name, points in means.items()}
+    apart = float((result.means[1] - result.means[0]).norm())
     sizes = {"points": POINTS, "p": P, "q": Q}
     text = caption("figure-2", **sizes, right=right, apart=apart, geometry=result)
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
@@ -243,17 +244,19 @@ def figure_2(context: Context) -> Made:
 
 def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
     """Draw the plane with equal scales on both axes, below the images of z, α₀ and α₁."""
-    everything = torch.cat([*scene.points, scene.model_means, scene.measured_means])
-    low, high = everything.amin(0) - 0.5, everything.amax(0) + 0.5
-    reach = float(torch.stack([-low[1], high[1], torch.tensor(3.2).double()]).max())
+    points = torch.cat(scene.points)
+    # Room for the outer images at the sides, and for the names of the classes below.
+    left = min(float(points[:, 0].min()) - 0.5, float(scene.z[0]) - 1.5)
+    right = max(float(points[:, 0].max()) + 0.5, float(scene.convincing[0]) + 1.5)
+    low, high = float(points[:, 1].min()) - 1.5, float(points[:, 1].max()) + 0.5
     width = style.COLUMN
-    inch = (width - 0.12) / float(high[0] - low[0])
-    top, bottom, tall = 0.56, 0.14, 2 * reach * inch
+    inch = (width - 0.12) / (right - left)
+    top, bottom, tall = 0.56, 0.14, (high - low) * inch
     figure, page = style.page(width, top + tall + bottom)
     with style.styled():
         axes = figure.add_axes((0.06 / width, bottom / (top + tall + bottom),
                                 (width - 0.12) / width, tall / (top + tall + bottom)))  # fmt: skip
-    axes.set(xlim=(float(low[0]), float(high[0])), ylim=(-reach, reach), xticks=[], yticks=[])
+    axes.set(xlim=(left, right), ylim=(low, high), xticks=[], yticks=[])
     axes.patch.set_alpha(0.0)
     axes.spines[["left", "bottom"]].set_visible(False)
     with style.styled():
@@ -262,59 +265,45 @@ def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: 
              (scene.convincing, r"$\hat{x}$ at $\alpha_1$"))  # fmt: skip
     side = style.enlarged(28, 3)
     for (point, name), array in zip(marks, images, strict=True):
-        across = 0.06 + (float(point[0]) - float(low[0])) * inch
-        down = top + (reach - float(point[1])) * inch
+        across = 0.06 + (float(point[0]) - left) * inch
+        down = top + (high - float(point[1])) * inch
         style.write(page, across, 0.02, name)
         style.place(page, array, across - side / 2, 0.13, 3)
         page.plot([across] * 2, [0.13 + side, down - 0.05], color=style.FRAME, linewidth=0.5)
-    scale = 0.06 + 2 * inch
-    page.plot([0.06, scale], [top + tall + 0.06] * 2, color=style.MUTED, linewidth=0.8)
-    look: dict[str, Any] = {"ha": "left", "va": "center", "color": style.MUTED}
-    style.write(page, scale + 0.04, top + tall + 0.06, r"2 ($2\sigma$ of the model)", **look)
-    look["ha"] = "right"
-    text = r"$\rightarrow$ along $\Delta$,  $\uparrow$ the rest of $\mu_q-\mu_p$"
-    style.write(page, width - 0.06, top + tall + 0.06, text, **look)
+    look: dict[str, Any] = {"va": "center", "color": style.MUTED}
+    text = r"$\rightarrow$ along $\Delta$,  $\uparrow$ leading principal component within classes"
+    style.write(page, width / 2, top + tall + 0.06, text, **look)
     return figure
 
 
 def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
     clear: dict[str, Any] = {"va": "center", "bbox": dict(style.CLEAR)}
-    # The boundary falls from left to right, which leaves room below p and above q.
-    for points, colour, name, level in zip(
-        scene.points, (style.SKY, style.PURPLE), (p, q), (-2.1, 2.1), strict=True
-    ):
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    sides: tuple[Any, ...] = ((p, style.SKY, left, "left"), (q, style.PURPLE, right, "right"))
+    for points, (name, colour, edge, side) in zip(scene.points, sides, strict=True):
         x, y = points.T.numpy()
-        axes.plot(x, y, ".", color=colour, markersize=2.2, markeredgewidth=0, alpha=0.7)
-        text = f"test images of {name}"
-        style.write(axes, float(x.mean()), level, text, color=colour, **clear)
-    left, right = axes.get_xlim()
-    slope = float(-scene.boundary_normal[0] / scene.boundary_normal[1])
-    axes.plot([left, right], [slope * left, slope * right], color=style.BLUE, zorder=3)
-    high = axes.get_ylim()[1] - 0.5
+        axes.plot(x, y, ".", color=colour, markersize=2.2, markeredgewidth=0, alpha=0.6)
+        look = clear | {"ha": side, "color": colour}
+        style.write(axes, edge, low + 0.7, f"test images of {name}", **look)
+    axes.plot([0, 0], [low, high], color=style.BLUE, zorder=3)
     look = clear | {"ha": "left", "color": style.BLUE}
-    style.write(axes, high / slope + 1.0, high, "decision boundary", **look)
+    style.write(axes, 0.5, high - 0.7, "decision boundary", **look)
     axes.plot([left, right], [float(scene.z[1])] * 2, color=style.ORANGE, zorder=3)
-    for mean, letter, up in zip(scene.model_means.tolist(), "pq", (-1, 1), strict=True):
-        dotted: dict[str, Any] = {"edgecolor": style.INK, "linestyle": ":", "linewidth": 0.6}
-        axes.add_patch(Circle(tuple(mean), 1, fill=False, **dotted))
-        axes.plot(*mean, "o", color=style.INK, markersize=3, zorder=5)
-        style.write(axes, mean[0], mean[1] + 1.5 * up, rf"$\mu_{letter}$", **clear)
-    start, end = scene.measured_means.tolist()
+    start, end = scene.means.tolist()
     arrow = {"arrowstyle": "-|>", "color": style.GREEN, "linewidth": 0.9, "mutation_scale": 7}
     axes.annotate("", end, start, arrowprops=arrow | {"shrinkA": 0, "shrinkB": 2}, zorder=4)
-    # Points on the line are named on one side of both lines, means on the other.
-    above = -1 if scene.z[1] < start[1] else 1
+    # z lies above Δ: its line is named above, the means and Δ are named below.
+    style.write(axes, 0.35 * start[0], -0.9, r"$\Delta$", color=style.GREEN, **clear)
     for mean, letter in zip((start, end), "pq", strict=True):
-        axes.plot(*mean, "s", color=style.GREEN, markersize=3.5, zorder=5)
-        name = rf"$\bar{{\mu}}_{letter}$"
-        style.write(axes, mean[0], mean[1] - 0.75 * above, name, color=style.GREEN, **clear)
-    place = 0.8 * start[0] + 0.2 * end[0], start[1] - 0.65 * above
-    style.write(axes, *place, r"$\Delta$", color=style.GREEN, **clear)
-    for point, colour, name in (
-        (scene.z, style.ORANGE, "$z$"),
-        (scene.tipping_point, style.BLUE, r"$\alpha_0$"),
-        (scene.convincing, style.INK, r"$\alpha_1$"),
+        dotted: dict[str, Any] = {"edgecolor": style.INK, "linestyle": ":", "linewidth": 0.6}
+        axes.add_patch(Circle(tuple(mean), 1, fill=False, zorder=5, **dotted))
+        axes.plot(*mean, "o", color=style.GREEN, markersize=3, zorder=5)
+        style.write(axes, mean[0], -1.9, rf"$\mu_{letter}$", color=style.GREEN, **clear)
+    for point, colour, name, aside in (
+        (scene.z, style.ORANGE, "$z$", 0.0),
+        (scene.tipping_point, style.BLUE, r"$\alpha_0$", 1.1),
+        (scene.convincing, style.INK, r"$\alpha_1$", 0.0),
     ):
         axes.plot(*point.tolist(), "s", color=colour, markersize=3.5, zorder=6)
-        place = (float(point[0]), float(point[1]) + 0.75 * above)
+        place = (float(point[0]) + aside, float(point[1]) + 1.0)
         style.write(axes, *place, name, color=colour, **clear)
