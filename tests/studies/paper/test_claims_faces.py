@@ -263,7 +263,8 @@ def test_only_claims_whose_models_are_at_hand_are_measured(
 
 def realism(target: str, images: str, *shares: float) -> Realism:
     precision = dict(zip(("residual", "separable"), map(near, shares), strict=True))
-    return Realism(target, images, 7, {"residual": 1.5, "separable": 2.5}, precision)
+    distances = {"residual": near(1.5), "separable": near(2.5)}
+    return Realism(target, images, 7, distances, precision)
 
 
 @pytest.mark.parametrize(
