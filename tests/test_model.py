@@ -292,3 +292,16 @@ def test_evaluation_counts_plain_and_corrected_counterfactuals() -> None:
     assert share < 0.9
     assert result.reached_q_corrected > share
     assert result.passes_corrected > 3
+
+
+def test_bits_per_dim_has_the_interval_of_a_mean_over_images(mnist: Model) -> None:
+    """The paper's convention has no noise, so its values come out again image by image."""
+    data = load_dataset("mnist", "test").first(7)
+    result = evaluate(mnist, data, batch_size=3)
+    with torch.inference_mode():
+        log_p = mnist.classifier.log_marginal(to_pixels(data.images)).double().numpy()
+    bits = -log_p / np.log(2) / 784
+    half_width = 1.96 * bits.std() / 7**0.5
+    assert result.bits_per_dim_paper_half_width == pytest.approx(half_width, rel=1e-3)
+    # One draw of noise per image moves a code length of 784 pixels little.
+    assert result.bits_per_dim_half_width == pytest.approx(half_width, rel=0.5)

@@ -22,6 +22,13 @@ def test_options_of_a_missing_second_stage_are_refused(tmp_path: Path) -> None:
     assert "no fine-tuning" in fails("train", "mnist-beta", "--out", tmp_path, "--faithfulness", 1)
 
 
+@pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--learning-rate"])
+def test_options_of_a_skipped_first_stage_are_refused(option: str, tmp_path: Path) -> None:
+    assert "skips the first stage" in fails(
+        "train", "mnist-finetuned", "--out", tmp_path, "--refine-from", "mnist", option, 1
+    )
+
+
 @pytest.mark.slow
 def test_train_then_explain_with_the_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Path
@@ -63,7 +70,10 @@ def test_train_then_explain_with_the_trained_model(
     assert code == 0, stderr
     record = json.loads((refined / "training.json").read_text())
     assert record["settings"]["finetuning"]["faithfulness"] == 2.5
-    assert record["command"] == "ecinn train mnist-finetuned --out DIR --refine-from MODEL"
+    assert record["command"] == (
+        "ecinn train mnist-finetuned --out DIR --refine-from MODEL "
+        "--limit 128 --faithfulness 2.5 --finetune-epochs 1"
+    )
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1
     assert record["metrics"]["n"] == 128

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.drawing.table import (
+    NONE,
+    Table,
+    number,
+    number_interval,
+    percent,
+    percent_interval,
+    plus_minus,
+)
 from ecinn.metrics.statistics import Interval
 
 
@@ -33,6 +41,8 @@ def test_a_table_without_rows_keeps_its_title_and_notes() -> None:
 @pytest.mark.parametrize("missing", [None, math.nan, Interval(math.nan, 0.0, 1.0, 0)])
 def test_missing_values_are_dashes(missing) -> None:
     assert number(missing) == percent(missing) == NONE
+    if not isinstance(missing, float):
+        assert plus_minus(missing) == percent_interval(missing) == NONE
 
 
 def test_numbers_are_values_or_means_with_fixed_digits() -> None:
@@ -41,3 +51,13 @@ def test_numbers_are_values_or_means_with_fixed_digits() -> None:
         "0.12", "0.500", "12.3",
     )  # fmt: skip
     assert (percent(interval), percent(1.0, 0)) == ("12.35", "100")
+
+
+def test_intervals_are_ends_in_brackets_or_half_widths() -> None:
+    interval = Interval(0.125, -0.0625, 0.3125, 7)
+    assert percent_interval(interval) == "12.5 [-6.2, 31.2]"
+    assert percent_interval(interval, 2, sign="+") == "+12.50 [-6.25, +31.25]"
+    assert number_interval(interval, 1, 10.0) == "1.2 [-0.6, 3.1]"
+    assert plus_minus(interval, 4) == "0.1250 ± 0.1875"
+    clamped = Interval(0.1, 0.0, 0.4, 7)  # a distance is not below 0
+    assert plus_minus(clamped, 1) == "0.1 ± 0.3"

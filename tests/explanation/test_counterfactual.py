@@ -50,6 +50,19 @@ def test_verification_costs_one_forward_pass_and_is_counted(rotation, x) -> None
     assert e.passes == 3
 
 
+def test_a_near_tie_is_explained_from_the_predicted_class(rotation) -> None:
+    """In float32 a low τ rounds both posteriors to the same number, but not the logits."""
+    rotation.mu, rotation.mu_bar = rotation.mu[:2], rotation.mu_bar[:2]
+    rotation.tau = torch.tensor(1e-9)
+    z = torch.lerp(*rotation.mu, 0.51)[None]
+    x = (z @ rotation.q).reshape(1, *rotation.shape).float() + 0.5
+    for name in ("mu", "mu_bar", "q"):
+        setattr(rotation, name, getattr(rotation, name).float())
+    e = explain(rotation, rotation.mu_bar, x, "all")
+    assert (e.p.tolist(), e.q.tolist()) == ([1], [[0]])
+    assert torch.isfinite(e.convincing).all()
+
+
 def test_bare_counterfactual_is_the_explanations_in_two_evaluations(rotation, x) -> None:
     q = torch.tensor([1, 2, 3, 0, 3])
     e = explain(rotation, rotation.mu_bar, x, q[:, None], check=False)

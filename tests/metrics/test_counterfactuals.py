@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.spatial.distance
+import scipy.stats
 import torch
 from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals as metrics
+from ecinn.metrics.statistics import Interval
 from ecinn.studies.inception.network import torchvision_models
 
 
@@ -81,8 +83,8 @@ def test_frechet_distance_is_its_formula_with_scipys_matrix_root(uniform) -> Non
     root = scipy.linalg.sqrtm(cov_a @ cov_b).real
     mean = np.sum((a.mean(0) - b.mean(0)).numpy() ** 2)
     expected = mean + np.trace(cov_a + cov_b - 2 * root)
-    assert metrics.frechet_distance(a, b) == pytest.approx(expected, rel=1e-10)
-    assert metrics.frechet_distance(b, a) == pytest.approx(expected, rel=1e-10)
+    assert metrics.frechet_distance(a, b).mean == pytest.approx(expected, rel=1e-10)
+    assert metrics.frechet_distance(b, a).mean == pytest.approx(expected, rel=1e-10)
 
 
 def test_frechet_distance_is_torchmetrics(images, uniform) -> None:
@@ -104,8 +106,42 @@ def test_frechet_distance_is_torchmetrics(images, uniform) -> None:
     a, b = images(50, 3, 2, 2), images(60, 3, 2, 2) // 2
     oracle.update(a, real=True)
     oracle.update(b, real=False)
-    ours = metrics.frechet_distance(project(a), project(b))
+    ours = metrics.frechet_distance(project(a), project(b)).mean
     assert ours == pytest.approx(float(oracle.compute()), rel=1e-6)
+
+
+def jackknife(statistic, images: Tensor) -> float:
+    """1.96 standard errors from the values without one image each (Tukey 1958)."""
+    n = len(images)
+    rows = torch.arange(n)
+    values = [statistic(images[rows != left_out]) for left_out in range(n)]
+    return 1.96 * math.sqrt((n - 1) * np.var(values))
+
+
+@pytest.mark.parametrize("features", [6, 90])
+def test_interval_of_a_frechet_distance_is_the_jackknifes(features: int, uniform) -> None:
+    """Also with more features than images, where no covariance has an inverse."""
+    a, b = correlated(uniform, 80, features), correlated(uniform, 99, features)
+    found = metrics.frechet_distance(a, b)
+    expected = jackknife(lambda some: metrics.frechet_distance(some, b).mean, a)
+    assert found.high - found.mean == pytest.approx(expected, rel=0.05)
+    assert (found.low, found.n) == (max(2 * found.mean - found.high, 0), 80)
+
+
+def test_interval_of_a_frechet_distance_does_not_go_below_0(uniform) -> None:
+    a = correlated(uniform, 30, 3)
+    found = metrics.frechet_distance(a, a + 1e-3)
+    assert found.low == 0 < found.mean < found.high
+
+
+@pytest.mark.parametrize("n", [40, 300])
+def test_interval_of_diversity_is_the_jackknifes(n: int, images, uniform) -> None:
+    real = images(9, 1, 4, 4)
+    made = (images(n, 1, 4, 4) * uniform(n, 1, 1, 1)).to(torch.uint8)
+    found = metrics.diversity(made, real)
+    expected = jackknife(lambda some: metrics.diversity(some, real).mean, made)
+    assert found.half_width == pytest.approx(expected, rel=0.05)
+    assert (found.low + found.high) / 2 == pytest.approx(found.mean)
 
 
 @pytest.mark.parametrize("n", [4, 30])
@@ -113,10 +149,10 @@ def test_frechet_distance_of_a_shift_and_of_a_scaling(n: int, uniform) -> None:
     """With four images in nine dimensions covariances have no inverse and no smooth root."""
     a, shift = correlated(uniform, n, 9), uniform(9)
     variance = float(a.var(0).sum())
-    assert metrics.frechet_distance(a, a) == pytest.approx(0, abs=1e-12 * variance)
-    moved = metrics.frechet_distance(a, a + shift)
+    assert metrics.frechet_distance(a, a).mean == pytest.approx(0, abs=1e-12 * variance)
+    moved = metrics.frechet_distance(a, a + shift).mean
     assert moved == pytest.approx(float(shift.square().sum()), rel=1e-10)
-    scaled = metrics.frechet_distance(a, a.mean(0) + 3 * (a - a.mean(0)))
+    scaled = metrics.frechet_distance(a, a.mean(0) + 3 * (a - a.mean(0))).mean
     assert scaled == pytest.approx(4 * variance, rel=1e-10)
 
 
@@ -188,9 +224,9 @@ def test_diversity_is_the_ratio_of_mean_distances(n: int, images) -> None:
         scipy.spatial.distance.pdist(some.flatten(1).double().numpy()).mean()
         for some in (made, real)
     ]
-    assert metrics.diversity(made, real) == pytest.approx(spread[0] / spread[1], rel=1e-12)
-    assert metrics.diversity(real.flip(0), real) == pytest.approx(1)
-    assert metrics.diversity(made[:1].expand(5, -1, -1, -1), real) == 0
+    assert metrics.diversity(made, real).mean == pytest.approx(spread[0] / spread[1], rel=1e-12)
+    assert metrics.diversity(real.flip(0), real).mean == pytest.approx(1)
+    assert metrics.diversity(made[:1].expand(5, -1, -1, -1), real) == Interval(0.0, 0.0, 0.0, 5)
 
 
 def test_diversity_needs_images_that_can_differ(images) -> None:
@@ -203,21 +239,57 @@ def test_diversity_needs_images_that_can_differ(images) -> None:
         metrics.frechet_distance(torch.zeros(1, 2), torch.zeros(5, 2))
 
 
-def test_confidence_consistency_is_numpys_correlation(uniform) -> None:
-    asked, obtained = uniform(6, 5), uniform(6, 5)
-    answer = metrics.confidence_consistency(asked, obtained)
-    a, b = asked.flatten().numpy(), obtained.flatten().numpy()
-    assert answer.correlation == pytest.approx(np.corrcoef(a, b)[0, 1])
-    assert answer.mean_squared_error == pytest.approx(np.mean((a - b) ** 2))
+def every(asked: Tensor) -> Tensor:
+    return torch.ones_like(asked, dtype=torch.bool)
 
 
-def test_confidence_within_a_twentieth_includes_the_twentieth() -> None:
-    asked = torch.tensor([0.5, 0.6, 0.7, 0.8], dtype=torch.float64)
-    obtained = torch.tensor([0.55, 0.55, 0.76, 0.6], dtype=torch.float64)
-    assert metrics.confidence_consistency(asked, obtained).within == 0.5
-    assert metrics.confidence_consistency(asked, asked).correlation == pytest.approx(1)
-    constant = torch.full_like(asked, 0.5)
-    assert math.isnan(metrics.confidence_consistency(constant, obtained).correlation)
+def test_confidence_consistency_is_numpys_over_counted_pairs(uniform, generator) -> None:
+    asked, obtained, counted = uniform(6, 5), uniform(6, 5), uniform(6, 5) < 0.8
+    answer = metrics.confidence_consistency(asked, obtained, counted, generator=generator)
+    a, b = asked[counted].numpy(), obtained[counted].numpy()
+    assert answer.correlation.mean == pytest.approx(np.corrcoef(a, b)[0, 1])
+    assert answer.mean_squared_error.mean == pytest.approx(np.mean((a - b) ** 2))
+    assert answer.within.mean == pytest.approx(np.mean(np.abs(a - b) <= 0.05))
+
+
+def test_confidence_consistency_resamples_images_with_all_their_levels(uniform, generator) -> None:
+    """By scipy's bootstrap of image numbers; pairs alone would give much narrower intervals."""
+    asked = torch.linspace(0.1, 0.9, 8, dtype=torch.float64).expand(40, 8)
+    obtained = asked + 0.4 * (uniform(40, 1) - 0.5) + 0.02 * uniform(40, 8)
+    counted = uniform(40, 8) < 0.9
+    answer = metrics.confidence_consistency(asked, obtained, counted, generator=generator)
+
+    def interval(statistic):
+        def of_images(rows):
+            rows = rows.astype(int)
+            kept = counted[rows].numpy()
+            return statistic(asked[rows].numpy()[kept], obtained[rows].numpy()[kept])
+
+        return scipy.stats.bootstrap(
+            (np.arange(40),), of_images, n_resamples=2000, method="percentile", vectorized=False,
+            rng=np.random.default_rng(1),
+        ).confidence_interval  # fmt: skip
+
+    for found, statistic in (
+        (answer.correlation, lambda a, b: np.corrcoef(a, b)[0, 1]),
+        (answer.within, lambda a, b: np.mean(np.abs(a - b) <= 0.05)),
+        (answer.mean_squared_error, lambda a, b: np.mean((a - b) ** 2)),
+    ):
+        low, high = interval(statistic)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=0.12 * (high - low))
+        assert found.n == 40
+
+
+def test_confidence_within_a_twentieth_includes_the_twentieth(generator) -> None:
+    asked = torch.tensor([[0.5, 0.6, 0.7, 0.8]], dtype=torch.float64)
+    obtained = torch.tensor([[0.55, 0.55, 0.76, 0.6]], dtype=torch.float64)
+
+    def consistency(asked, obtained):
+        return metrics.confidence_consistency(asked, obtained, every(asked), generator=generator)
+
+    assert consistency(asked, obtained).within.mean == 0.5
+    assert consistency(asked, asked).correlation.mean == pytest.approx(1)
+    assert math.isnan(consistency(torch.full_like(asked, 0.5), obtained).correlation.mean)
 
 
 def test_share_inside_counts_squares_and_is_nan_where_nothing_changed(uniform) -> None:

@@ -17,6 +17,7 @@ from ecinn.metrics.statistics import (
     bootstrap_interval,
     normal_interval,
     paired_difference_interval,
+    paired_share_difference,
     proportion,
     wilson,
 )
@@ -110,6 +111,76 @@ def test_bootstrap_of_any_statistic_resamples_columns_together(uniform, generato
         lambda x, y: x.sum(-1) / y.sum(-1), a, 2 * a, resamples=50, generator=generator
     )
     assert astuple(ratio) == pytest.approx((0.5, 0.5, 0.5, 200))
+
+
+@pytest.mark.parametrize(("n", "resamples"), [(3, 7), (1000, 200), (70_000, 3)])
+def test_bootstrap_draws_the_same_numbers_one_resample_at_a_time(n: int, resamples: int) -> None:
+    """Many resamples are drawn at once, in parts; the seed alone decides which."""
+    one, other = (torch.Generator().manual_seed(n) for _ in range(2))
+    values = torch.rand(n, generator=torch.Generator().manual_seed(1)).double()
+    drawn = [values[torch.randint(n, (n,), generator=one)].mean().item() for _ in range(resamples)]
+    found = bootstrap_interval(values, resamples=resamples, generator=other)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+
+
+def pairs(both: int, only_a: int, only_b: int, neither: int) -> tuple[torch.Tensor, torch.Tensor]:
+    times = torch.tensor([both, only_a, only_b, neither])
+    return (
+        torch.tensor([True, True, False, False]).repeat_interleave(times),
+        torch.tensor([True, False, True, False]).repeat_interleave(times),
+    )
+
+
+def test_paired_shares_have_newcombes_interval() -> None:
+    """The example 36, 12, 2, 0 of Newcombe (1998), Table II, method 10."""
+    found = paired_share_difference(*pairs(36, 12, 2, 0))
+    assert astuple(found) == pytest.approx((0.2, 0.0569, 0.3404, 50), abs=5e-5)
+
+
+def test_interval_of_paired_shares_is_its_formula(generator) -> None:
+    """With scipy's Wilson intervals and numpy's correlation, of agreeing and opposed readers."""
+    for both, only_a, only_b, neither in torch.randint(
+        1, 40, (40, 4), generator=generator
+    ).tolist():
+        a, b = pairs(both, only_a, only_b, neither)
+        n, phi = len(a), np.corrcoef(a.numpy(), b.numpy())[0, 1]
+        if phi > 0:
+            phi *= max(1 - n / 2 / (both * neither - only_a * only_b), 0)
+        shares, ends = [], []
+        for happened in (a, b):
+            share = binomtest(int(happened.sum()), n)
+            shares.append(share.statistic)
+            ends.append(share.proportion_ci(0.95, method="wilson"))
+        below, above = (
+            [share - end.low for share, end in zip(shares, ends, strict=True)],
+            [end.high - share for share, end in zip(shares, ends, strict=True)],
+        )
+        difference = shares[0] - shares[1]
+        low, high = (
+            difference + sign * np.sqrt(x**2 + y**2 - 2 * phi * x * y)
+            for sign, x, y in ((-1, below[0], above[1]), (1, above[0], below[1]))
+        )
+        found = paired_share_difference(a, b)
+        assert astuple(found) == pytest.approx((difference, low, high, n), abs=1e-9)
+
+
+def test_paired_shares_without_any_difference_have_a_wide_interval() -> None:
+    """Of n pairs that all agree nothing is known below 1/n."""
+    every = torch.ones(300, dtype=torch.bool)
+    found = paired_share_difference(every, every)
+    assert (found.mean, found.high) == (0, -found.low)
+    assert found.high == pytest.approx(1 - wilson(300, 300).low)
+
+
+def test_interval_of_paired_shares_covers_the_truth_19_times_of_20(generator) -> None:
+    """Two readers of the same images, who agree more often than by chance."""
+    cells = torch.tensor([0.8, 0.12, 0.04, 0.04])
+    covered = []
+    for _ in range(800):
+        drawn = torch.multinomial(cells, 200, replacement=True, generator=generator)
+        found = paired_share_difference(*pairs(*drawn.bincount(minlength=4).tolist()))
+        covered.append(found.low <= 0.08 <= found.high)
+    assert 0.93 < np.mean(covered) < 0.975
 
 
 def test_impossible_intervals_are_refused(uniform, generator) -> None:

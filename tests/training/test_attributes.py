@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import types
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from ecinn.training import loop
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep, batch_loss
+from ecinn.training.teacher import targets_hash
 
 CPU = torch.device("cpu")
 
@@ -86,15 +88,15 @@ def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> 
 @pytest.fixture
 def taught(data: Dataset) -> Dataset:
     assert data.attributes is not None
-    every = torch.cat([data.labels[:, None].to(torch.uint8), data.attributes], 1)
-    return dataclasses.replace(data, attributes=every, attribute=0)
+    every = torch.cat([data.attributes, data.labels[:, None].to(torch.uint8)], 1)
+    return dataclasses.replace(data, attributes=every, attribute=2)
 
 
 class ColourTeacher(torch.nn.Module):
-    """A teacher whose log-odds are the mean colours."""
+    """A teacher whose log-odds are the mean colours: green, blue, and red, which is the class."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 4 * x.mean((2, 3)) - 2
+        return (4 * x.mean((2, 3)) - 2).roll(-1, 1)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
@@ -104,7 +106,12 @@ def test_targets_are_mixed_with_the_teachers_predictions(
     """Labels and predictions are mixed for class and attributes; then the class is smoothed."""
     still = dataclasses.replace(recipe.architecture, dropout=0.0)
     recipe = dataclasses.replace(
-        recipe, architecture=still, distillation_weight=share, label_smoothing=0.1
+        recipe,
+        architecture=still,
+        distillation_weight=share,
+        label_smoothing=0.1,
+        tau=0.7,
+        noise=0.2,
     )
     state = TrainingState.start(recipe, CPU, attributes=3)
     state.teacher = ColourTeacher()
@@ -116,9 +123,11 @@ def test_targets_are_mixed_with_the_teachers_predictions(
     step = OptimisationStep(recipe, taught, state, CPU)
     step.batch.copy_(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
-    predicted, labels = torch.sigmoid(ColourTeacher()(loss.x)), taught.attributes[step.batch]
+    assert loss.x.min() < -0.1
+    seen = loss.x.clamp(0, 1)  # the teacher knows no other pixels
+    predicted, labels = torch.sigmoid(ColourTeacher()(seen)), taught.attributes[step.batch]
     wanted = share * predicted + (1 - share) * labels
-    smoothed = 0.9 * wanted[:, 0] + 0.05
+    smoothed = 0.9 * wanted[:, 2] + 0.05
     z, log_det = state.classifier.encode_with_log_det(loss.x)
     log_p = equations.log_posterior(z, state.classifier.mu, recipe.tau)
     cross_entropy = -(smoothed * log_p[:, 1] + (1 - smoothed) * log_p[:, 0]).mean()
@@ -127,6 +136,18 @@ def test_targets_are_mixed_with_the_teachers_predictions(
     attributes = -(wanted * F.logsigmoid(odds) + (1 - wanted) * F.logsigmoid(-odds)).mean()
     expected = cross_entropy - log_x.mean() / z.shape[1] + 3.0 * attributes
     assert torch.allclose(loss.loss, expected, atol=1e-4)
+
+
+def test_a_teachers_logits_become_class_probabilities(recipe, taught, generator) -> None:
+    """Of classes the softmax; of attributes p and 1 − p of the one that is the label."""
+    logits = torch.randn((5, 3), generator=generator)
+    for data in (taught, dataclasses.replace(taught, attributes=None, attribute=None)):
+        step = OptimisationStep(recipe, data, TrainingState.start(recipe, CPU), CPU)
+        odds = logits.exp()
+        expected = odds / odds.sum(1, keepdim=True)
+        if data.attribute is not None:
+            expected = torch.stack([1 / (1 + odds[:, 2]), odds[:, 2] / (1 + odds[:, 2])], 1)
+        torch.testing.assert_close(step._class_probabilities(logits), expected)
 
 
 class OppositeTeacher(ColourTeacher):
@@ -276,24 +297,47 @@ def test_layers_of_another_architecture_are_refused(recipe, data, tmp_path) -> N
         train(other, data, tmp_path / "other", device=CPU, init_from=first)
 
 
-def test_a_run_trains_its_teacher_and_the_model_it_starts_from(
-    recipe, taught, tmp_path, monkeypatch
-) -> None:
-    """Once: a second start finds both in the folder."""
-    monkeypatch.setitem(RECIPES, "first", dataclasses.replace(recipe, name="first", epochs=1))
-    asked = []
+class OwnTeacher(types.SimpleNamespace):
+    """Stands for a trained teacher and its file, which names the images it learned."""
 
-    def own_teacher(data: Dataset, held_out: Dataset, device: torch.device, observe) -> object:
-        asked.append((len(data), len(held_out)))
-        return types.SimpleNamespace(
-            ensemble=ColourTeacher(), save=lambda path: path.write_bytes(b"teacher")
-        )
+    ensemble = ColourTeacher()
+
+    @property
+    def record(self) -> dict[str, str]:
+        return {"targets": self.targets}
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(self.targets)
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[tuple[int, int]]:
+    """Replace the training of teachers; return the numbers of images of each."""
+    calls: list[tuple[int, int]] = []
+
+    def own_teacher(data: Dataset, held_out: Dataset | None, device, observe) -> OwnTeacher:
+        calls.append((len(data), len(held_out or ())))
+        return OwnTeacher(targets=targets_hash(data))
 
     monkeypatch.setattr(loop, "train_teacher", own_teacher)
     monkeypatch.setattr(
-        loop, "load_teacher", lambda path, device: types.SimpleNamespace(ensemble=ColourTeacher())
+        loop, "load_teacher", lambda path, device: OwnTeacher(targets=path.read_text())
     )
-    last = dataclasses.replace(recipe, epochs=1, init_from="first", distillation_weight=0.5)
+    return calls
+
+
+@pytest.fixture
+def last(recipe, monkeypatch) -> Recipe:
+    """A recipe that needs a teacher and starts from the model of another recipe, "first"."""
+    monkeypatch.setitem(RECIPES, "first", dataclasses.replace(recipe, name="first", epochs=1))
+    return dataclasses.replace(recipe, epochs=1, init_from="first", distillation_weight=0.5)
+
+
+def test_a_run_trains_its_teacher_and_the_model_it_starts_from(
+    last, taught, tmp_path, trained
+) -> None:
+    """Once: a second start finds both in the folder."""
     run = partial(train, last, taught, tmp_path, held_out=taught.first(20), device=CPU)
 
     def stop(progress: Progress) -> None:
@@ -302,11 +346,11 @@ def test_a_run_trains_its_teacher_and_the_model_it_starts_from(
 
     with pytest.raises(InterruptedRunError):
         run(observe=stop)
-    assert (tmp_path / "teacher.safetensors").read_bytes() == b"teacher"
+    assert (tmp_path / "teacher.safetensors").exists()
     written = (tmp_path / "first" / "model.safetensors").stat().st_mtime_ns
     model = run(resume=True)
     assert model.training["init_from"] == "first"
-    assert asked == [(96, 20)]
+    assert trained == [(96, 20)]
     assert (tmp_path / "first" / "model.safetensors").stat().st_mtime_ns == written
     given = load_checkpoint(tmp_path / "first")
     again = train(
@@ -314,3 +358,120 @@ def test_a_run_trains_its_teacher_and_the_model_it_starts_from(
         teacher=ColourTeacher(), init_from=given,
     )  # fmt: skip
     assert _equal(again, model)
+
+
+def test_a_teacher_or_start_of_other_images_is_refused(last, taught, tmp_path, trained) -> None:
+    """They may be left in the folder by another run."""
+    fewer = taught.first(64)
+    train(last, fewer, tmp_path / "fewer", device=CPU)
+    turned = dataclasses.replace(taught, attributes=1 - taught.attributes)
+    train(last, turned, tmp_path / "turned", device=CPU)
+    run = partial(train, last, taught, device=CPU)
+    for name in ("fewer", "turned"):
+        folder = tmp_path / f"after {name}"
+        OwnTeacher(targets=(tmp_path / name / "teacher.safetensors").read_text()).save(
+            folder / "teacher.safetensors"
+        )
+        with pytest.raises(InputError, match="trained on other images"):
+            run(folder)
+    shutil.copytree(tmp_path / "fewer" / "first", tmp_path / "started" / "first")
+    with pytest.raises(InputError, match="other images or another teacher"):
+        run(tmp_path / "started")
+
+
+@pytest.mark.parametrize("change", ["recipe", "teacher"])
+def test_a_start_of_another_recipe_or_teacher_is_refused(
+    change, last, taught, tmp_path, monkeypatch
+) -> None:
+    distilled = dataclasses.replace(RECIPES["first"], distillation_weight=0.3)
+    monkeypatch.setitem(RECIPES, "first", distilled)
+    train(last, taught, tmp_path / "a", device=CPU, teacher=ColourTeacher())
+    shutil.copytree(tmp_path / "a" / "first", tmp_path / "b" / "first")
+    train(last, taught, tmp_path / "b", device=CPU, teacher=ColourTeacher())
+    shutil.copytree(tmp_path / "a" / "first", tmp_path / "c" / "first")
+    if change == "recipe":
+        monkeypatch.setitem(RECIPES, "first", dataclasses.replace(distilled, beta=0.5))
+    teacher = ColourTeacher() if change == "recipe" else OppositeTeacher()
+    with pytest.raises(InputError, match="another recipe, other images or another teacher"):
+        train(last, taught, tmp_path / "c", device=CPU, teacher=teacher)
+
+
+@pytest.mark.parametrize("left_out", ["teacher", "init_from"])
+def test_what_a_run_was_given_is_not_trained_to_resume_it(
+    left_out, last, taught, tmp_path, trained
+) -> None:
+    """The network would be trained for nothing: the run could not use it."""
+    first = train("first", taught, tmp_path / "first", device=CPU)
+    given = {"teacher": ColourTeacher(), "init_from": first}
+    train(last, taught, tmp_path / "run", device=CPU, **given)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    run = partial(train, last, taught, tmp_path / "run", device=CPU, resume=True)
+    seen: list[Progress] = []
+    given[left_out] = None
+    with pytest.raises(InputError, match="was given a"):
+        run(observe=seen.append, **given)
+    assert not seen
+    assert not trained
+
+
+def test_resuming_the_fine_tuning_of_a_given_model_does_not_train_a_start(
+    last, taught, tmp_path
+) -> None:
+    tuned = dataclasses.replace(last, finetuning=FineTuning(1, 1.0, 1.0, batch_size=16))
+    first = train("first", taught, tmp_path / "first", device=CPU)
+    run = partial(train, tuned, taught, tmp_path / "run", device=CPU, teacher=ColourTeacher())
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError, match="--resume instead of --refine-from"):
+        run(refine_from=first, observe=stop)
+    run(resume=True)
+    assert not (tmp_path / "run" / "first").exists()
+
+
+def test_starts_that_do_not_fit_are_refused_before_anything_is_trained(
+    last, taught, tmp_path, trained, monkeypatch
+) -> None:
+    with pytest.raises(InputError, match="no model"):
+        train(last, taught, tmp_path, device=CPU, init_from="nowhere")
+    deeper = dataclasses.replace(last.architecture, stages=(Stage(2, 8),))
+    other = dataclasses.replace(RECIPES["first"], architecture=deeper)
+    monkeypatch.setitem(RECIPES, "first", other)
+    with pytest.raises(InputError, match="its architecture differs"):
+        train(last, taught, tmp_path, device=CPU)
+    assert not trained
+
+
+def test_ctrl_c_while_a_teacher_is_trained(last, taught, tmp_path, monkeypatch) -> None:
+    def press_ctrl_c(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "train_teacher", press_ctrl_c)
+    with pytest.raises(InterruptedRunError, match="start again"):
+        train(last, taught, tmp_path, device=CPU)
+
+
+def test_a_teacher_of_attributes_needs_to_know_the_label(last, taught, tmp_path, trained) -> None:
+    """Otherwise distillation would do nothing."""
+    unknown = dataclasses.replace(taught, attribute=None)
+    with pytest.raises(InputError, match="which one is the label"):
+        train(last, unknown, tmp_path, device=CPU)
+
+
+def test_a_teacher_answers_in_evaluation_mode(recipe, taught, tmp_path) -> None:
+    class Uncertain(ColourTeacher):
+        """Has dropout, as networks of users do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.modes: set[bool] = set()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.modes.add(self.training)
+            return super().forward(x)
+
+    recipe = dataclasses.replace(recipe, epochs=1, distillation_weight=0.5)
+    teacher = Uncertain()
+    train(recipe, taught, tmp_path, device=CPU, teacher=teacher)
+    assert teacher.modes == {False}

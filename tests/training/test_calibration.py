@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.out_of_distribution import fit_log_p
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -61,6 +62,23 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
     assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
 
 
+def test_label_means_are_zero_for_a_class_without_images(generator) -> None:
+    z = torch.randn((6, 3), generator=generator)
+    means = label_means(z, torch.tensor([0, 2, 0, 2, 2, 0]), 3)
+    expected = torch.stack([z[[0, 2, 5]].mean(0), torch.zeros(3), z[[1, 3, 4]].mean(0)])
+    torch.testing.assert_close(means, expected)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_one_image_is_enough_for_tau(classes) -> None:
+    """Read right: a confidence of 1 − 1/(1 + 2). Read wrong: no confidence at all."""
+    mu = 3 * torch.eye(classes, dtype=torch.float64)
+    for label, expected in ((1, 2 / 3), (0, 1 / classes)):
+        tau = fit_tau(mu[1:2], torch.tensor([label]), mu)
+        posterior = (-0.5 * tau * torch.cdist(mu[1:2], mu).square()).softmax(1)
+        assert float(posterior[0, 1]) == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=16)
@@ -77,6 +95,8 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     z = model.classifier.encode(to_pixels(data.images))
     by_label = torch.stack([z[data.labels == label].mean(0) for label in range(10)])
     torch.testing.assert_close(model.mu_bar, class_means([z], by_label))
+    log_p = model.classifier.log_marginal(to_pixels(data.images))
+    assert model.ood.log_p == pytest.approx(fit_log_p(log_p), rel=1e-6)
     tau = float(model.classifier.tau)
     if not tied:
         assert torch.equal(model.classifier.mu, weights["mu"])

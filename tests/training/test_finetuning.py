@@ -14,7 +14,7 @@ from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.progress import Progress
@@ -49,7 +49,7 @@ def refined() -> Recipe:
 
 def untrained(recipe: Recipe, data: Dataset) -> Checkpoint:
     classifier = GenerativeClassifier(recipe.architecture).eval()
-    mu = classifier.mu.detach()
+    mu = classifier.mu.detach().clone()
     return Checkpoint(recipe, classifier, mu, OODDetector((0.0, 1.0)), data.class_names)
 
 
@@ -122,12 +122,13 @@ def test_no_gradient_passes_through_the_teacher_or_its_pictures(refined, data) -
 def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refined, data) -> None:
     step = finetuning_step(refined, data)
     mu = step.state.classifier.mu.detach()
-    p = torch.arange(40) % 10
+    p = torch.arange(400) % 10
     q = step._other_class(p)
     assert (q != p).all()
     assert len(q.unique()) == 10
-    noise = torch.randn((40, mu.shape[1]), generator=torch.Generator().manual_seed(1))
+    noise = torch.randn((400, mu.shape[1]), generator=torch.Generator().manual_seed(1))
     z = mu[p] + 0.1 * noise
+    step.generator.manual_seed(2)
     z_hat = step._counterfactual_latents(z, p, q)
     delta = mu[q] - mu[p]
     alpha = ((z_hat - z) * delta).sum(1) / delta.square().sum(1)
@@ -136,8 +137,112 @@ def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refine
     log_posterior = equations.log_posterior(z_hat, mu, 0.4)
     odds = log_posterior.gather(1, q[:, None]) - log_posterior.gather(1, p[:, None])
     asked = odds.squeeze(1).sigmoid()[1::2]
-    assert 0.009 < asked.min() < 0.3
-    assert 0.7 < asked.max() < 0.991
+    drawn = torch.rand(400, generator=step.generator.manual_seed(2))[1::2]
+    torch.testing.assert_close(asked, 0.01 + 0.98 * drawn, rtol=0, atol=1e-3)
+    assert drawn.min() < 0.02
+    assert drawn.max() > 0.98
+
+
+def test_counterfactuals_of_misread_images_stay_near_the_classes(refined, data) -> None:
+    """α₀ stays within 0.1 to 1, so α₁ within 0.85 to 1.3; other α stay within 0 to 1.2."""
+    step = finetuning_step(refined, data)
+    mu = step.state.classifier.mu.detach()
+    p, q = torch.tensor([0, 0, 3, 3]), torch.tensor([4, 4, 1, 1])
+    delta = mu[q] - mu[p]
+    beyond = mu[p] + torch.tensor([3.0, 3.0, -4.0, -4.0])[:, None] * delta
+    moved = step._counterfactual_latents(beyond, p, q) - beyond
+    alpha = (moved * delta).sum(1) / delta.square().sum(1)
+    torch.testing.assert_close(alpha[::2], torch.tensor([0.85, 1.3]))
+    step.state.classifier.tau.fill_(1e-6)
+    many = [each.repeat(200, *[1] * (each.ndim - 1)) for each in (beyond, p, q)]
+    moved = step._counterfactual_latents(*many) - many[0]
+    alpha = (moved * delta.repeat(200, 1)).sum(1) / delta.repeat(200, 1).square().sum(1)
+    torch.testing.assert_close(alpha[1::2].min(), torch.tensor(0.0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(alpha[1::2].max(), torch.tensor(1.2))
+
+
+def test_faithfulness_learns_through_the_decoder(refined, data) -> None:
+    """Its gradient is that of finite differences, with the rounding errors held fixed."""
+    settings = FineTuning(2, 1.0, 0.0, batch_size=8)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    classifier = step.state.classifier.double()
+    step.batch.copy_(torch.arange(8))
+    seen = []
+    latents = step._counterfactual_latents
+    step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
+    z = classifier.encode(to_pixels(data.images[:8]).double()).detach()
+    weights = [p for p in classifier.parameters() if p.requires_grad]
+    generator = torch.Generator().manual_seed(3)
+    direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in weights]
+    loss = step._counterfactual_loss(z)
+    gradient = torch.autograd.grad(loss, weights, allow_unused=True)
+    ours = sum(
+        float((g * d).sum()) for g, d in zip(gradient, direction, strict=True) if g is not None
+    )
+    z_hat = seen[0][:4]
+    with torch.no_grad():
+        x_hat = classifier.decode(z_hat)
+        error = to_pixels(to_uint8(x_hat)) - x_hat
+
+    def divergence(distance: float) -> float:
+        with torch.no_grad():
+            torch._foreach_add_(weights, direction, alpha=distance)
+            z_stored = classifier.encode(classifier.decode(z_hat) + error)
+            torch._foreach_add_(weights, direction, alpha=-distance)
+        asked, obtained = (
+            (-0.5 * classifier.tau * torch.cdist(each, classifier.mu).square()).softmax(1)
+            for each in (z_hat, z_stored)
+        )
+        return float((asked * (asked / obtained).log()).sum(1).mean())
+
+    numeric = (divergence(1e-6) - divergence(-1e-6)) / 2e-6
+    assert ours == pytest.approx(numeric, rel=1e-2)
+    assert float(loss.detach()) == pytest.approx(divergence(0.0), rel=1e-4)
+
+
+def test_a_step_adds_both_losses_and_moves_the_means(refined, data) -> None:
+    step = finetuning_step(refined, data)
+    losses, first = [], []
+    batch_loss = step._batch_loss
+    step._batch_loss = lambda: first.append(batch_loss()) or first[0]
+    step._counterfactual_loss = lambda z: 5 + 0 * z.sum()
+    step._descend = losses.append
+    before = step.state.classifier.mu.clone()
+    step(torch.arange(64), 0.5, 1)
+    torch.testing.assert_close(losses, [first[0].loss + 5])
+    for label in range(10):
+        mean = first[0].z[data.labels[:64] == label].mean(0)
+        expected = 0.98 * before[label] + 0.02 * mean
+        torch.testing.assert_close(step.state.classifier.mu[label], expected)
+
+
+def test_fine_tuning_starts_from_the_model_with_the_recipes_tau(
+    refined, data, tmp_path, monkeypatch
+) -> None:
+    model = untrained(refined, data)
+    randomise(model.classifier).tau.fill_(5.0)
+    seen = {}
+
+    class Stop(FineTuningStep):
+        def __init__(self, recipe, data, state, device) -> None:
+            seen.update((name, value.clone()) for name, value in state.tensors().items())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "FineTuningStep", Stop)
+    with pytest.raises(InterruptedRunError):
+        train(refined, data, tmp_path, device=CPU, refine_from=model, teacher=RowTeacher())
+    expected = model.classifier.state_dict() | {"tau": torch.tensor(refined.tau)}
+    for network in ("classifier", "average"):
+        for name, value in expected.items():
+            torch.testing.assert_close(seen[f"{network}.{name}"], value)
+
+
+def test_fine_tuning_has_its_own_settings(refined: Recipe) -> None:
+    settings = FineTuning(7, 1.0, 1.0, batch_size=9, learning_rate=0.3, ema_decay=0.5)
+    stage = second_stage(dataclasses.replace(refined, finetuning=settings))
+    found = (stage.epochs, stage.batch_size, stage.learning_rate, stage.ema_decay)
+    assert found == (7, 9, 0.3, 0.5)
+    assert stage.tau == refined.tau
 
 
 def test_fine_tuning_decodes_what_it_encoded(refined: Recipe, data: Dataset) -> None:
@@ -185,8 +290,9 @@ def test_fine_tuning_resumes_to_the_same_weights(refined, data, tmp_path: Path) 
     weights = whole.classifier.state_dict()
     for name, value in resumed.classifier.state_dict().items():
         assert torch.equal(value, weights[name]), name
-    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE).classifier.state_dict()
-    assert not torch.equal(first["mu"], weights["mu"])
+    first = load_checkpoint(interrupted / training.FIRST_STAGE_FILE)
+    assert not torch.equal(first.classifier.mu, weights["mu"])
+    assert first.recipe == dataclasses.replace(refined, finetuning=None)
 
 
 def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, tmp_path) -> None:
@@ -194,3 +300,22 @@ def test_fine_tuning_a_model_of_another_architecture_is_refused(refined, data, t
     model = untrained(other, data)
     with pytest.raises(InputError, match="its architecture differs"):
         train(refined, data, tmp_path, device=CPU, refine_from=model, teacher=RowTeacher())
+
+
+def test_fine_tuning_needs_two_images_in_a_batch(refined, data, tmp_path) -> None:
+    settings = dataclasses.replace(refined.finetuning, batch_size=1)
+    single = dataclasses.replace(refined, finetuning=settings)
+    with pytest.raises(InputError, match="at least 2 images"):
+        train(single, data, tmp_path, device=CPU, teacher=RowTeacher())
+
+
+def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
+    """Of three images one is asked for a posterior, and the teacher is asked about two."""
+    settings = FineTuning(1, 1.0, 1.0, batch_size=3)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    asked = []
+    step._ask_teacher = lambda x: (asked.append(len(x)), RowTeacher()(x).softmax(1))[1]
+    step.batch.copy_(torch.arange(3))
+    z = step.state.classifier.encode(to_pixels(data.images[:3])).detach()
+    assert torch.isfinite(step._counterfactual_loss(z).detach())
+    assert asked == [2]

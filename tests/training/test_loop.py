@@ -290,7 +290,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 
 
 def test_data_that_does_not_fit_is_refused(recipe, data, tmp_path) -> None:
-    def refuse(says: str, **changes: Tensor) -> None:
+    def refuse(says: str, **changes: Tensor | tuple[str, ...]) -> None:
         other = copy.copy(data)
         for name, value in changes.items():
             object.__setattr__(other, name, value)  # past the check of types, as outside of tests
@@ -301,3 +301,5 @@ def test_data_that_does_not_fit_is_refused(recipe, data, tmp_path) -> None:
     refuse("8-bit", images=data.images.float() / 255)
     refuse("needs images of", images=data.images[:, :, :-2])
     refuse("labels go from", labels=data.labels + 1)
+    refuse("no training image has class 3, 8", labels=data.labels - (data.labels % 5 == 3).long())
+    refuse("the dataset names 9", class_names=data.class_names[:9])

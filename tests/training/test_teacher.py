@@ -290,6 +290,24 @@ def test_errors_are_counted_for_every_attribute() -> None:
     assert len({*errors["single"], *errors["ensemble"]}) >= 4
 
 
+def test_an_ensemble_of_classes_answers_the_mean_softmax(generator) -> None:
+    """Without mirroring, which changes digits; errors are those of its highest probability."""
+    members = [Linear(-1.9), Linear(2.5)]
+    members[1].weight.data.mul_(-2)
+    ensemble = Ensemble(members, exclusive=True)
+    images = torch.randint(256, (40, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(3, (40,), generator=generator)
+    x = (images.float() + 0.5) / 256
+    with torch.no_grad():
+        odds = [member(x).exp() for member in members]
+        mean = sum(each / each.sum(1, keepdim=True) for each in odds) / 2
+    torch.testing.assert_close(ensemble(x).exp(), mean)
+    errors = teacher_errors(ensemble, Dataset(images, labels, ("a", "b", "c")), batch_size=15)
+    single = [(each.argmax(1) != labels).float().mean() for each in odds]
+    assert errors["single"] == pytest.approx([float(sum(single)) / 2])
+    assert errors["ensemble"] == pytest.approx([float((mean.argmax(1) != labels).float().mean())])
+
+
 @pytest.mark.slow
 def test_classes_are_learned_and_saved(tmp_path: Path) -> None:
     """Grey images whose class is the brightest quarter; the answer is the mean softmax."""

@@ -23,7 +23,6 @@ _FORMAT_1_NAMES = {
     "averaging": "ema_decay",
     "teaching": "distillation_weight",
     "descent": "sgd",
-    "means_label_smoothing": "refit_label_smoothing",
     "upright": "aligned",
     "digits": "mnist_framing",
     "start": "init_from",
@@ -117,7 +116,7 @@ def _format_1(about: Any) -> Any:  # noqa: ANN401
     about = _renamed(about)
     if isinstance(about, dict) and "recipe" in about:
         recipe = about["recipe"]
-        recipe.pop("refit_label_smoothing", None)
+        recipe.pop("means_label_smoothing", None)
         recipe["tied"] = False
         if recipe["finetuning"] is not None:
             kept = ("epochs", "faithfulness", "learning_rate", "ema_decay")

@@ -250,21 +250,32 @@ def show(results: "Results", paths: Sequence[Path], *, json_output: bool) -> Non
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables on the terminal, as wide as their figures need."""
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table as RichTable
 
     for table in tables:
         out.print(f"\n[bold]{plain(table.title)}[/]")
         shown = RichTable(box=None, padding=(0, 1, 0, 0))
-        for number, name in enumerate(table.head):
+        for number, (name, width) in enumerate(zip(table.head, _widths(table), strict=True)):
             shown.add_column(
-                plain(name), justify="right" if number else "left", no_wrap=not number
+                plain(name), justify="right" if number else "left", no_wrap=not number, width=width
             )
         for row in table.rows:
             shown.add_row(*(plain(cell.replace("**", "")) for cell in row))
         # A narrow terminal breaks lines; it never cuts figures.
-        least = Measurement.get(out, out.options.update(max_width=1000), shown).minimum
+        least = sum(_widths(table)) + len(table.head)
         Console(width=max(out.width, least), highlight=False).print(shown)
         for note in table.notes:
             style = "bold" if note.startswith("**") else "dim"
             out.print(f"[{style}]{plain(note.replace('**', ''))}[/]")
+
+
+def _widths(table: Table) -> list[int]:
+    """Widths of columns: of whole cells, or of names and words where those are too wide."""
+    columns = [*zip(table.head, *table.rows, strict=True)]
+    words = [
+        max((len(word) for cell in column for word in cell.split()), default=0)
+        for column in columns
+    ]
+    cells = [max(len(cell) for cell in column[1:] or column) for column in columns]
+    wide = [max(pair) for pair in zip(words, cells, strict=True)]
+    return wide if sum(wide) + len(wide) <= out.width else [*wide[:1], *words[1:]]

@@ -44,7 +44,9 @@ def beta(
     recipes = [
         beta_models.settings(value, epochs) for value in sorted(set(betas or beta_models.BETAS))
     ]
-    train, test = (load_images("mnist", split).first(limit) for split in ("train", "test"))
+    train, held_out, test = (
+        load_images("mnist", split).first(limit) for split in ("train", "validation", "test")
+    )
     places = beta_models.draw_digits(test, seed)
     jury = beta_models.Jury.assemble(load_judges("mnist").to(chosen), test)
     results = output_folder(out_dir) / beta_models.FILE
@@ -57,7 +59,9 @@ def beta(
                 err.print(f"{task}: already trained")
             else:
                 folder = out_dir / f"beta-{recipe.beta:g}"
-                models[recipe.beta] = _train(recipe, train, test, jury, folder, chosen, task)
+                models[recipe.beta] = _train(
+                    recipe, train, held_out, test, jury, folder, chosen, task
+                )
             compared = beta_models.compare(list(models.values()), test, places, chosen)
             beta_models.save(compared, results)
             _print_result(models[recipe.beta])
@@ -88,6 +92,7 @@ def _finished(
 def _train(
     recipe: "Recipe",
     train: "Dataset",
+    held_out: "Dataset",
     test: "Dataset",
     jury: "Jury",
     folder: Path,
@@ -105,7 +110,14 @@ def _train(
             observe(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
 
         model = loop.train(
-            recipe, train, folder, test=test, device=device, resume=True, observe=observe_task
+            recipe,
+            train,
+            folder,
+            held_out=held_out,
+            test=test,
+            device=device,
+            resume=True,
+            observe=observe_task,
         )
     metrics = {**model.metrics, **jury.judge(Model(model, device))}
     model.classifier.cpu()

@@ -28,10 +28,10 @@ def train(
     refine_from: Annotated[
         str | None, typer.Option(help="Skip the first stage and fine-tune this model.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Overrides the recipe's.")
+        float | None, typer.Option(min=0.0, help="Of the first stage.")
     ] = None,
     beta: Annotated[
         float | None, typer.Option(min=0.0, help="Weight of classification against likelihood.")
@@ -72,14 +72,14 @@ def train(
     from ecinn.files import atomic_write, output_folder
     from ecinn.training.loop import train as train_model
 
-    settings = _replace(
-        find_recipe(recipe),
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        beta=beta,
-        distillation_weight=distillation_weight,
-    )
+    first_stage = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    both_stages = {"beta": beta, "distillation_weight": distillation_weight}
+    settings = _replace(find_recipe(recipe), **first_stage, **both_stages)
+    if refine_from is not None and any(value is not None for value in first_stage.values()):
+        raise InputError(
+            "--refine-from skips the first stage: leave out --epochs, --batch-size and "
+            "--learning-rate, or use those of fine-tuning"
+        )
     changes = {
         "epochs": finetune_epochs,
         "learning_rate": finetune_learning_rate,
@@ -117,6 +117,14 @@ def train(
     }
     # Without the paths of this computer.
     options = "".join(text for text, value in inputs.items() if value is not None)
+    numbers = first_stage | both_stages | {"limit": limit, "faithfulness": faithfulness}
+    numbers |= {"finetune_epochs": finetune_epochs}
+    numbers |= {"finetune_learning_rate": finetune_learning_rate}
+    options += "".join(
+        f" --{name.replace('_', '-')} {value:g}"
+        for name, value in numbers.items()
+        if value is not None
+    )
     record = {
         "command": f"ecinn train {recipe} --out DIR{options}",
         "settings": dataclasses.asdict(settings),

@@ -66,10 +66,16 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def number(figure: Estimate | float | None, digits: int = 2, factor: float = 1.0) -> str:
-    """Format a value or an estimate's mean with fixed digits; a dash for None and nan."""
+def number(
+    figure: Estimate | float | None, digits: int = 2, factor: float = 1.0, sign: str = "-"
+) -> str:
+    """Format a value or an estimate's mean with fixed digits; a dash for None and nan.
+
+    Args:
+        sign: "+" also marks values that are not negative.
+    """
     value = figure.mean if isinstance(figure, Estimate) else figure
-    return NONE if value is None or math.isnan(value) else f"{factor * value:.{digits}f}"
+    return NONE if value is None or math.isnan(value) else f"{factor * value:{sign}.{digits}f}"
 
 
 def percent(share: Estimate | float | None, digits: int = 2) -> str:
@@ -77,12 +83,38 @@ def percent(share: Estimate | float | None, digits: int = 2) -> str:
     return number(share, digits, 100.0)
 
 
-def percent_interval(share: IntervalEstimate, digits: int = 1) -> str:
+def percent_interval(share: IntervalEstimate | None, digits: int = 1, sign: str = "-") -> str:
     """Format a share of one and the ends of its interval as percentages.
 
     >>> from types import SimpleNamespace
     >>> percent_interval(SimpleNamespace(mean=0.5, low=0.25, high=0.755))
     '50.0 [25.0, 75.5]'
     """
-    ends = ", ".join(percent(end, digits) for end in (share.low, share.high))
-    return f"{percent(share, digits)} [{ends}]"
+    return number_interval(share, digits, 100.0, sign)
+
+
+def number_interval(
+    figure: IntervalEstimate | None, digits: int = 2, factor: float = 1.0, sign: str = "-"
+) -> str:
+    """Format an estimate and the ends of its interval; for intervals that are not symmetric."""
+    if figure is None or math.isnan(figure.mean):
+        return NONE
+    mean, low, high = (
+        number(value, digits, factor, sign) for value in (figure.mean, figure.low, figure.high)
+    )
+    return f"{mean} [{low}, {high}]"
+
+
+def plus_minus(
+    figure: IntervalEstimate | None, digits: int = 2, factor: float = 1.0, sign: str = "-"
+) -> str:
+    """Format an estimate in the middle of its interval.
+
+    >>> from types import SimpleNamespace
+    >>> plus_minus(SimpleNamespace(mean=0.5, low=0.25, high=0.75))
+    '0.50 ± 0.25'
+    """
+    if figure is None or math.isnan(figure.mean):
+        return NONE
+    half_width = number(figure.high - figure.mean, digits, factor)
+    return f"{number(figure, digits, factor, sign)} ± {half_width}"

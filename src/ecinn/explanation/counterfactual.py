@@ -158,9 +158,8 @@ def explain(
     predicted = equations.predicted_class(z, mu)
     q = given_targets(target, predicted, classes)
     explained, skipped = _skip_predicted(q, predicted, names)
-    x, z, log_det, q = (each[explained] for each in (x, z, log_det, q))
+    x, z, log_det, p, q = (each[explained] for each in (x, z, log_det, predicted, q))
     log_posterior = equations.log_posterior(z, mu, tau)
-    p = log_posterior.argmax(1)
 
     # Everything from here to the decode is closed form in latent space.
     from_class = p[:, None].expand_as(q)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ecinn.errors import InputError
 from ecinn.metrics.heatmaps import PerImage, area_under_curve
+from ecinn.metrics.statistics import Interval, bootstrap, normal_interval
 from ecinn.pixels import Images, Labels, StoredImages
 
 _EPSILON = 1e-5  # Van Looveren & Klaise, Interpretable Counterfactual Explanations
@@ -36,13 +37,13 @@ class TransitionCurves:
 
 @dataclass(frozen=True)
 class ConfidenceConsistency:
-    """Agreement of the confidences of counterfactuals with those asked for."""
+    """Agreement of the confidences of counterfactuals with those asked for, over all pairs."""
 
-    correlation: float
-    """Pearson's r over all pairs; nan where either side is constant."""
-    within: float
+    correlation: Interval
+    """Pearson's r; nan where either side is constant."""
+    within: Interval
     """Share of pairs with |asked − obtained| ≤ 0.05."""
-    mean_squared_error: float
+    mean_squared_error: Interval
 
 
 def reached(read_as: Labels, q: Labels) -> Bool[Tensor, " batch"]:
@@ -105,18 +106,29 @@ def im2(counterfactual: Images, by_q: Images, by_all: Images) -> PerImage:
 
 def frechet_distance(
     features_a: Float[Tensor, "n_a features"], features_b: Float[Tensor, "n_b features"]
-) -> float:
+) -> Interval:
     """‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a S_b)^½) of means m and covariances S, in float64.
 
-    With centred features A = Q R, S = RᵀR, and tr (S_a S_b)^½ is the sum of the singular values
-    of R_a R_bᵀ: no covariance is formed and no root of a singular matrix is taken.
+    With centred features A = √(n − 1) Q R, S = RᵀR, and tr (S_a S_b)^½ is the sum of the singular
+    values of R_a R_bᵀ = U Σ Vᵀ: no covariance is formed and no root of a singular matrix is taken.
+
+    The interval takes b as given, such as all real images. It is the delta method's: the distance
+    changes with the weight of an image a by 2 (m_a − m_b)·(a − m_a) + ‖a − m_a‖² − ‖Σ^½ Uᵀ q‖²,
+    with its row q of √(n − 1) Q, less the mean of all. It does not contain the bias of few images,
+    by which even real ones are above 0, and which resampling would double.
     """
-    if min(len(features_a), len(features_b)) < 2:
+    n = len(features_a)
+    if min(n, len(features_b)) < 2:
         raise InputError("a Fréchet distance needs at least two images on each side")
-    (mean_a, root_a), (mean_b, root_b) = _moments(features_a), _moments(features_b)
-    shared = torch.linalg.svdvals(root_a @ root_b.T).sum()
-    spread = root_a.square().sum() + root_b.square().sum() - 2 * shared
-    return float((mean_a - mean_b).square().sum() + spread.clamp(min=0))
+    (mean_a, rows, root_a), (mean_b, _, root_b) = map(_moments, (features_a, features_b))
+    u, shared, _ = torch.linalg.svd(root_a @ root_b.T, full_matrices=False)
+    spread = root_a.square().sum() + root_b.square().sum() - 2 * shared.sum()
+    distance = float((mean_a - mean_b).square().sum() + spread.clamp(min=0))
+    centred = features_a.double() - mean_a
+    influence = 2 * centred @ (mean_a - mean_b) + centred.square().sum(1)
+    influence -= (n - 1) * (rows @ u).square() @ shared
+    half_width = normal_interval(influence).half_width
+    return Interval(distance, max(distance - half_width, 0.0), distance + half_width, n)
 
 
 def in_manifold(
@@ -192,34 +204,60 @@ def transition_curves(
 def diversity(
     counterfactuals: UInt8[Tensor, "n channels height width"],
     real: UInt8[Tensor, "m channels height width"],
-) -> float:
+) -> Interval:
     """Mean L2 distance between counterfactuals of a class, divided by that of its real images.
 
-    0 if all are the same, 1 if they are as varied as real images.
+    0 if all are the same, 1 if they are as varied as real images. The interval takes these as
+    given; every counterfactual is part of many pairs, so it is twice as wide as that of the mean
+    of their distances to all others (Hoeffding's variance of a U-statistic, 1948).
     """
     if min(len(counterfactuals), len(real)) < 2:
         raise InputError("diversity needs at least two counterfactuals and two real images")
-    reality = _mean_pairwise_distance(real)
+    reality = float(_mean_distances(real).mean())
     if reality == 0:
         raise InputError("diversity needs real images that differ, but these are all the same")
-    return _mean_pairwise_distance(counterfactuals) / reality
+    ratio = normal_interval(_mean_distances(counterfactuals) / reality)
+    reach = 2 * ratio.half_width
+    return Interval(ratio.mean, ratio.mean - reach, ratio.mean + reach, ratio.n)
 
 
 def confidence_consistency(
-    asked: Float[Tensor, "*pairs"], obtained: Float[Tensor, "*pairs"]
+    asked: Float[Tensor, "batch levels"],
+    obtained: Float[Tensor, "batch levels"],
+    counted: Bool[Tensor, "batch levels"],
+    *,
+    generator: torch.Generator,
 ) -> ConfidenceConsistency:
-    """Pearson's r, the share within 0.05 and the mean squared error of obtained against asked."""
-    asked, obtained = asked.flatten().double(), obtained.flatten().double()
+    """Pearson's r, the share within 0.05 and the mean squared error of obtained against asked.
+
+    Over the pairs of image and level that are counted. Images are bootstrapped with all their
+    levels, which are not independent of each other.
+    """
+    asked, obtained = asked.double(), obtained.double()
     error = obtained - asked
-    centred_asked, centred = asked - asked.mean(), obtained - obtained.mean()
-    scale = (centred_asked.square().sum() * centred.square().sum()).sqrt()
+    a, b = asked - asked[counted].mean(), obtained - obtained[counted].mean()
+    n, *sums = (
+        torch.where(counted, values, 0.0).sum(1)
+        for values in (torch.ones_like(a), a, b, a.square(), b.square(), a * b)
+    )
     # Differences of 0.05 in decimal are inexact in binary.
     within = error.abs() <= 0.05 + 1e-9
     return ConfidenceConsistency(
-        correlation=float((centred_asked * centred).sum() / scale),
-        within=float(within.double().mean()),
-        mean_squared_error=float(error.square().mean()),
+        correlation=bootstrap(_correlation, n, *sums, generator=generator),
+        within=mean_over_images(within.double(), counted, generator=generator),
+        mean_squared_error=mean_over_images(error.square(), counted, generator=generator),
     )
+
+
+def mean_over_images(
+    values: Float[Tensor, "batch levels"],
+    counted: Bool[Tensor, "batch levels"],
+    *,
+    generator: torch.Generator,
+) -> Interval:
+    """Mean of the counted values; images are bootstrapped with all their values."""
+    total, n = torch.where(counted, values.double(), 0.0).sum(1), counted.double().sum(1)
+    return bootstrap(lambda a, b: a.sum(-1) / b.sum(-1), total, n, generator=generator)
 
 
 def share_inside(
@@ -241,19 +279,28 @@ def _squared_norm(values: Images) -> PerImage:
 
 def _moments(
     features: Float[Tensor, "n features"],
-) -> tuple[Float[Tensor, " features"], Float[Tensor, "rank features"]]:
-    """Return the mean and R, where RᵀR is the covariance."""
+) -> tuple[Float[Tensor, " features"], Float[Tensor, "n rank"], Float[Tensor, "rank features"]]:
+    """Return the mean, Q and R, where RᵀR is the covariance."""
     features = features.double()
     mean = features.mean(0)
-    return mean, torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1), mode="r").R
+    rows, root = torch.linalg.qr((features - mean) / math.sqrt(len(features) - 1))
+    return mean, rows, root
 
 
-def _mean_pairwise_distance(images: StoredImages) -> float:
-    """Average over all pairs. Exact: squares of 8-bit values are integers in float64."""
+def _correlation(
+    n: Tensor, a: Tensor, b: Tensor, aa: Tensor, bb: Tensor, ab: Tensor
+) -> Float[Tensor, "*resamples"]:
+    """Pearson's r from numbers of pairs and sums of values and of their products."""
+    n, a, b, aa, bb, ab = (sums.sum(-1) for sums in (n, a, b, aa, bb, ab))
+    return (n * ab - a * b) / ((n * aa - a.square()) * (n * bb - b.square())).sqrt()
+
+
+def _mean_distances(images: StoredImages) -> PerImage:
+    """L2 distance to all others. Exact: squares of 8-bit values are integers in float64."""
     flat = images.flatten(1).double()
     squared_norm = flat.square().sum(1)
-    total = 0.0
+    totals = []
     for some, norm in zip(flat.split(_ROWS), squared_norm.split(_ROWS), strict=True):
         squared = norm[:, None] + squared_norm - 2 * some @ flat.T
-        total += float(squared.sqrt().sum())
-    return total / (255 * len(flat) * (len(flat) - 1))
+        totals.append(squared.sqrt().sum(1))
+    return torch.cat(totals) / (255 * (len(flat) - 1))

@@ -13,6 +13,8 @@ from ecinn.errors import InputError
 Z_95 = 1.959963984540054
 """The 97.5th percentile of a standard normal distribution."""
 RESAMPLES = 2000
+_DRAWN = 1 << 16
+"""Values that are drawn at a time, which bounds memory."""
 
 Values = Float[Tensor, " values"] | Bool[Tensor, " values"]
 
@@ -78,17 +80,17 @@ def bootstrap(
     """Any statistic of one or more columns, resampled together, by the percentile bootstrap.
 
     Args:
-        statistic: reduces the last dimension of its arguments.
+        statistic: reduces the last dimension of its arguments, which are many resamples at once.
     """
     n, device = len(columns[0]), generator.device
     if n == 0 or resamples < 1:
         raise InputError("an interval needs at least one value and one resample")
     columns = tuple(column.to(device) for column in columns)
     estimates = []
-    for _ in range(resamples):
-        rows = torch.randint(n, (n,), generator=generator, device=device)
+    for some in torch.arange(resamples).split(max(_DRAWN // n, 1)):
+        rows = torch.randint(n, (len(some), n), generator=generator, device=device)
         estimates.append(statistic(*(column[rows] for column in columns)))
-    drawn = torch.stack(estimates)
+    drawn = torch.cat(estimates)
     low, high = drawn.quantile(drawn.new_tensor([(1 - 0.95) / 2, (1 + 0.95) / 2])).tolist()
     return Interval(float(statistic(*columns)), low, high, n)
 
@@ -102,3 +104,31 @@ def paired_difference_interval(
             f"{len(a)} and {len(b)} values are not pairs: give both of the same images, in order"
         )
     return bootstrap_interval(a.double() - b.double(), resamples=resamples, generator=generator)
+
+
+def paired_share_difference(a: Bool[Tensor, " values"], b: Bool[Tensor, " values"]) -> Interval:
+    """share(a) − share(b), of the same images, with Newcombe's interval (1998, method 10).
+
+    With Wilson's intervals [l, u] of both shares and the correlation φ of a and b, whose positive
+    values are corrected for continuity, low is a − b − √(x² − 2φxy + y²) with x = a − l_a and
+    y = u_b − b; high likewise. Unlike the bootstrap's, it is not a point if no pair differs.
+    """
+    both, neither = int((a & b).sum()), int((~a & ~b).sum())
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    n = len(a)
+    concordance = float(both * neither - only_a * only_b)
+    if concordance > 0:
+        concordance = max(concordance - n / 2, 0.0)
+    first, second = proportion(a), proportion(b)
+    scale = math.sqrt(
+        math.prod((both + only_a, both + only_b, neither + only_a, neither + only_b))
+    )
+    phi = concordance / scale if scale else 0.0
+
+    def reach(x: float, y: float) -> float:
+        return math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0))
+
+    difference = first.mean - second.mean
+    down = reach(first.mean - first.low, second.high - second.mean)
+    up = reach(first.high - first.mean, second.mean - second.low)
+    return Interval(difference, difference - down, difference + up, n)

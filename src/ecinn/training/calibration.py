@@ -39,7 +39,7 @@ def calibrate(
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
-    Tied class means become μ̄, and their temperature is fitted on held-out images, if there are.
+    Tied class means become μ̄; their temperature is fitted on held-out images, if there are any.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
@@ -107,7 +107,7 @@ def fit_tau(
     logits = equations.linear_logits(z, mu).double()
     logits = logits - logits.mean(1, keepdim=True)
     own = logits.gather(1, labels[:, None])[:, 0]
-    # Labels that are uniform with probability s: the logits of a row have mean zero.
+    # Mean logit under the smoothed targets: the logits of a row add up to zero.
     expected = (1 - len(mu) / (len(mu) - 1) / (len(z) + 2)) * own
 
     def too_low(log_tau: Tensor) -> Tensor:

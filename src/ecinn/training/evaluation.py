@@ -12,6 +12,7 @@ from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.data.dataset import Dataset
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics.calibration import calibration_error, calibration_error_by_chance
+from ecinn.metrics.statistics import normal_interval
 from ecinn.model import Model
 from ecinn.pixels import dequantise, to_pixels
 from ecinn.progress import Observer, counter, ignore
@@ -32,10 +33,14 @@ class Evaluation:
     bits_per_dim: float
     """−log₂ p of the 8-bit image per dimension, with one draw of uniform dequantisation noise per
     image."""
+    bits_per_dim_half_width: float
+    """Half of the 95 % interval of that mean."""
     bits_per_dim_noisy: float
     """The same with the Gaussian noise of training."""
     bits_per_dim_paper: float
     """Table 1's convention: noise-free images, and a constant is left out."""
+    bits_per_dim_paper_half_width: float
+    """Half of the 95 % interval of that mean."""
     reached_q: float
     """Share of α₁ counterfactuals whose stored 8-bit image is classified as the target; one
     uniformly random target per image."""
@@ -67,18 +72,20 @@ def evaluate(
     noise, architecture = model.recipe.noise, model.classifier.architecture
     offsets = random_offsets(len(data), len(model.class_names), seed)
     sums: defaultdict[str, float] = defaultdict(float)
+    bits: dict[str, list[Tensor]] = {"bits_per_dim": [], "bits_per_dim_paper": []}
     confidences, correct = [], []
     round_trip = 0.0
     for start in range(0, len(data), batch_size):
         part = slice(start, start + batch_size)
         images = data.images[part].to(model.device)
         with exact_convolutions():
-            log_posterior = model.classifier.log_posterior(to_pixels(images))
+            z = model.classifier.encode(to_pixels(images))
             log_p = noisy_log_p = model.classifier.log_marginal(dequantise(images, generator))
             if noise:
                 noisy_log_p = model.classifier.log_marginal(dequantise(images, generator, noise))
+        log_posterior = equations.log_posterior(z, model.mu, model.tau)
         confidences.append(log_posterior.max(1).values.exp().cpu())
-        predicted = log_posterior.argmax(1)
+        predicted = equations.predicted_class(z, model.mu)
         correct.append(predicted.cpu() == data.labels[part].cpu())
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
         explanation = model.explain(images, q[:, None], correct=True)
@@ -98,12 +105,18 @@ def evaluate(
         }
         for name, values in measured.items():
             sums[name] += float(values.sum())
+        for name, parts in bits.items():
+            parts.append(measured[name].cpu())
         round_trip = max(round_trip, float(explanation.round_trip_error.max()))
         report(min(start + batch_size, len(data)))
     means = {name: total / len(data) for name, total in sums.items()}
     means["bits_per_dim_paper"] = equations.paper_bits_per_dim(
         means["bits_per_dim_paper"], architecture.pixel_scale
     )
+    means |= {
+        f"{name}_half_width": normal_interval(torch.cat(parts)).half_width
+        for name, parts in bits.items()
+    }
     means["passes_corrected"] = 3 + 2 * means["passes_corrected"]
     confidence = torch.cat(confidences)
     chance = calibration_error_by_chance(confidence, generator=torch.Generator().manual_seed(seed))

@@ -26,7 +26,7 @@ from ecinn.training.finetuning import FineTuningStep, second_stage
 from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
 from ecinn.training.state import TrainingState, as_json
 from ecinn.training.step import OptimisationStep
-from ecinn.training.teacher import load_teacher, train_teacher
+from ecinn.training.teacher import load_teacher, targets_hash, train_teacher
 
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """The resumable states of the two stages."""
@@ -68,7 +68,7 @@ def train(
         init_from: model whose layers initialise the first stage; if the recipe names one and none
             is given, it is trained first, into a folder inside this one.
         refine_from: model to fine-tune; the first stage is skipped.
-        teacher: network that returns the log-odds of all attributes of images, or of all classes,
+        teacher: network that returns the logits of all attributes of images, or of all classes,
             or the file of a teacher; if the recipe needs one and none is given, it is trained.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
@@ -77,8 +77,7 @@ def train(
     for images in (data, held_out, test):
         if images is not None:
             _require_fitting(images, recipe)
-    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
-        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+    _require_learnable(data, recipe)
     if teacher is not None and not recipe.needs_teacher:
         raise InputError(f"{recipe.name} needs no teacher: leave it out")
     if refine_from is not None and resume:
@@ -90,30 +89,48 @@ def train(
     output_folder(folder)
     if not resume and any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
-    if isinstance(teacher, str | Path):
-        teacher = load_teacher(Path(teacher), device).ensemble
-    if teacher is None and recipe.needs_teacher:
-        teacher = _own_teacher(data, held_out, folder / TEACHER_FILE, device, observe)
-    teacher, origin = _prepare_teacher(teacher, recipe, data, device)
-    if recipe.init_from is not None and init_from is None and refine_from is None:
-        init_from = _prerequisite(
-            find_recipe(recipe.init_from), data, held_out, folder, device, teacher, observe
-        )
-    run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
-    starts = [
+    how = (
+        "the same command and --resume"
+        if refine_from is None
+        else "--resume instead of --refine-from"
+    )
+    # Everything that can be refused is refused before the first network is trained.
+    first = folder / FIRST_STAGE_FILE
+    if resume and recipe.finetuning is not None and first.exists():
+        init_from, refine_from = None, first
+    started, refined = (
         load_checkpoint(start) if isinstance(start, str | Path) else start
         for start in (init_from, refine_from)
-    ]
+    )
+    starts = [start.recipe for start in (started, refined) if start is not None]
+    prerequisite = None
+    if recipe.init_from is not None and not starts:
+        prerequisite = find_recipe(recipe.init_from)
+        starts = [prerequisite]
+    if any(start.architecture != recipe.architecture for start in starts):
+        raise InputError(
+            f"cannot start from this model: its architecture differs from {recipe.name!r}"
+        )
+    if isinstance(teacher, str | Path):
+        teacher = load_teacher(Path(teacher), device).ensemble
     try:
-        models = run.train(recipe, *starts)
+        if teacher is None and recipe.needs_teacher:
+            teacher = _own_teacher(data, held_out, folder, device, observe)
+        teacher, origin = _prepare_teacher(teacher, recipe, data, device)
+        if prerequisite is not None:
+            started = _prerequisite(
+                prerequisite, data, held_out, folder, device, teacher, origin, observe
+            )
+        run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
+        models = run.train(recipe, started, refined)
         if test is not None:
             models[0] = with_metrics(models[0], test, device, observe)
     except KeyboardInterrupt:
         resumable = any((folder / name).exists() for name in (*STATE_FILES, FIRST_STAGE_FILE))
         raise InterruptedRunError(
-            "interrupted; continue with the same command and --resume (resume=True in Python)"
+            f"interrupted; continue with {how} (resume=True in Python)"
             if resumable
-            else "interrupted before the first epoch was finished; nothing was saved, start again"
+            else "interrupted before the first epoch was finished; start again"
         ) from None
     for model, name in zip(models, (MODEL_FILE, UNROUNDED_FILE), strict=False):
         save_checkpoint(model, folder / name)
@@ -140,15 +157,8 @@ class _Run:
     ) -> list[Checkpoint]:
         """Run the stages; return the model and, if it is stored in 8 bits, the unrounded model."""
         first = self.folder / FIRST_STAGE_FILE
-        if self.resume and first.exists():
-            refine_from = load_checkpoint(first)
-        elif not self.resume:
+        if not self.resume:
             first.unlink(missing_ok=True)  # left by an interrupted run of something else
-        for start in (init_from, refine_from):
-            if start is not None and start.recipe.architecture != recipe.architecture:
-                raise InputError(
-                    f"cannot start from this model: its architecture differs from {recipe.name!r}"
-                )
         attributes = 0
         if recipe.attribute_weight and self.data.attributes is not None:
             attributes = self.data.attributes.shape[1]
@@ -159,7 +169,8 @@ class _Run:
                     state.init_from(init_from.classifier, self.data)
                 state.origin["init_from"] = init_from.recipe.name
             models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
-            refine_from = models[0]
+            plain = replace(models[0].recipe, finetuning=None)
+            refine_from = replace(models[0], recipe=plain)
         else:
             models = [refine_from]
         if recipe.finetuning is None:
@@ -271,6 +282,10 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
     shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
     if shape != expected or not len(data):
         raise InputError(f"{recipe.name} needs images of {expected}, not {len(data)} of {shape}")
+    if len(data.class_names) != a.classes:
+        raise InputError(
+            f"{recipe.name} has {a.classes} classes, but the dataset names {len(data.class_names)}"
+        )
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= a.classes:
         raise InputError(
@@ -278,16 +293,39 @@ def _require_fitting(data: Dataset, recipe: Recipe) -> None:
         )
 
 
+def _require_learnable(data: Dataset, recipe: Recipe) -> None:
+    """Raise an `InputError` if training would fail on these images, or ignore what they lack."""
+    missing = (data.labels.bincount(minlength=recipe.architecture.classes) == 0).nonzero()
+    if len(missing):
+        classes = ", ".join(str(int(label)) for label in missing)
+        raise InputError(f"no training image has class {classes}: use more images")
+    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
+        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+    if data.attributes is not None and data.attribute is None and recipe.needs_teacher:
+        raise InputError(
+            f"{recipe.name} asks a teacher of attributes: say which one is the label "
+            "(Dataset.attribute)"
+        )
+    if recipe.finetuning and min(recipe.finetuning.batch_size, len(data)) < 2:
+        raise InputError("fine-tuning halves its batches: it needs at least 2 images in each")
+
+
 def _own_teacher(
     data: Dataset,
     held_out: Dataset | None,
-    path: Path,
+    folder: Path,
     device: torch.device,
     observe: Observer,
 ) -> nn.Module:
     """Return the teacher of this run, trained unless an earlier start did so."""
+    path = folder / TEACHER_FILE
     if path.exists():
-        return load_teacher(path, device).ensemble
+        teacher = load_teacher(path, device)
+        if teacher.record.get("targets") != targets_hash(data):
+            raise InputError(f"{path} was trained on other images: choose another folder")
+        return teacher.ensemble
+    if any((folder / name).exists() for name in STATE_FILES):
+        raise InputError(f"the run in {folder} was given a teacher: give the same to resume")
     teacher = train_teacher(data, held_out, device=device, observe=observe)
     teacher.save(path)
     return teacher.ensemble
@@ -300,12 +338,22 @@ def _prerequisite(
     folder: Path,
     device: torch.device,
     teacher: nn.Module | None,
+    origin: dict[str, str],
     observe: Observer,
 ) -> Checkpoint:
     """Return the model that a run starts from, trained unless an earlier start did so."""
     own = folder / recipe.name
     if (own / MODEL_FILE).exists():
-        return load_checkpoint(own)
+        model = load_checkpoint(own)
+        expected = {"training_images": len(data)} | (origin if recipe.needs_teacher else {})
+        if model.recipe != recipe or not expected.items() <= model.training.items():
+            raise InputError(
+                f"{own} was trained with another recipe, other images or another teacher: "
+                "choose another folder"
+            )
+        return model
+    if (folder / STATE_FILES[0]).exists():
+        raise InputError(f"the run in {folder} was given a model to start from: give the same")
     return train(
         recipe,
         relabelled(data, recipe.dataset),
@@ -325,7 +373,7 @@ def _prepare_teacher(
     if teacher is None:
         return None, {}
     outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
-    teacher = teacher.to(device)
+    teacher = teacher.to(device).eval()
     with torch.no_grad():
         logits = teacher(to_pixels(data.images[:1].to(device)))
     if logits.shape != (1, outputs):

@@ -38,7 +38,7 @@ class TrainingState:
     """Predicts all attributes of an image from its latent; not part of the model."""
     attribute_optimiser: torch.optim.Optimizer | None = None
     teacher: nn.Module | None = None
-    """Predicts the log-odds of every attribute of an image; constant and not stored."""
+    """Predicts the logits of all attributes, or of all classes; constant and not stored."""
     origin: dict[str, str] = field(default_factory=dict)
     """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
     images: int = 0

@@ -1,5 +1,6 @@
 """The teacher: an ensemble that predicts classes or attributes, its training and its file."""
 
+import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -270,6 +271,7 @@ def train_teacher(
         "channels": channels,
         "outputs": outputs,
         "exclusive": exclusive,
+        "targets": targets_hash(data),
         **training_record(trainings, len(data), device),
     }
     if held_out is not None:
@@ -283,6 +285,11 @@ def _targets(data: Dataset) -> UInt8[Tensor, "batch outputs"]:
     if data.attributes is not None:
         return data.attributes
     return F.one_hot(data.labels, len(data.class_names)).to(torch.uint8)
+
+
+def targets_hash(data: Dataset) -> str:
+    """Return a hash that identifies the images a teacher learned, by their labels in order."""
+    return hashlib.sha256(_targets(data).cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def _train_member(

@@ -118,7 +118,7 @@ def predict_jointly(
     """Predict the images of all requests with one encode."""
     z, log_det = network.encode_with_log_det(torch.cat(list(batches)))
     posterior = equations.log_posterior(z, network.mu, network.tau).exp()
-    p = posterior.argmax(1)
+    p = equations.predicted_class(z, network.mu)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
     columns = (p, posterior, log_p, model.ood.flags(z, z - model.mu_bar[p], log_p))
     parts = (column.split([len(batch) for batch in batches]) for column in columns)
@@ -141,7 +141,7 @@ def explain_jointly(
     groups: dict[Any, list[int]] = {}
     for place, (question, z) in enumerate(zip(questions, latents, strict=True)):
         try:
-            q = _targets(model, equations.log_posterior(z, network.mu, network.tau), question)
+            q = _targets(model, equations.linear_logits(z, network.mu), question)
         except InputError as error:
             answers.append(error)
             continue
@@ -217,13 +217,13 @@ def path_alphas(question: Question, e: Explanation) -> Float[Tensor, "batch targ
 
 
 def _targets(
-    model: Model, log_posterior: Float[Tensor, "batch classes"], question: Question
+    model: Model, logits: Float[Tensor, "batch classes"], question: Question
 ) -> Int[Tensor, "batch targets"]:
     """Return the targets of every image; refuse if all images are predicted as a target."""
-    order = log_posterior.argsort(1, descending=True)
+    order = logits.argsort(1, descending=True)
     if question.targets is None:
         return order[:, 1:2]
-    p, classes = order[:, 0], log_posterior.shape[1]
+    p, classes = order[:, 0], logits.shape[1]
     targets = question.targets if question.targets == "all" else list(question.targets)
     q = given_targets(targets, p, classes)
     if bool((q == p[:, None]).any(1).all()):

@@ -101,8 +101,9 @@ def test_figures_are_those_of_single_faces(
         if closed and label == 0 and e.p[0] == 0:
             said = panel.judges.probabilities(e.stored_convincing[:, 0], "Smiling")
             hard[row] = sum(float(p) for p in said.values()) / 2
-    assert result.change == pytest.approx(sum(change) / N, rel=1e-4)
-    assert result.outside.mean == pytest.approx(sum(outside) / N, rel=1e-4)
+    for interval, values in ((result.change, change), (result.outside, outside)):
+        assert (interval.mean, interval.n) == (pytest.approx(np.mean(values), rel=1e-4), N)
+        assert interval.half_width == pytest.approx(1.96 * np.std(values) / N**0.5, rel=1e-3)
     assert list(result.worst) == sorted(range(N), key=lambda i: log_p[i])[:4]
     assert list(result.hardest) == sorted(hard, key=lambda i: hard[i])
     assert 2 <= len(hard) < 12
@@ -152,42 +153,58 @@ def test_the_table_shows_what_was_measured(
     result, _ = measure_faces(model, data, panel, real, n=2)
     result = dataclasses.replace(
         result,
-        inception_error=0.0812,
+        inception_error=wilson(80, 985),
         evaluation=dataclasses.replace(result.evaluation, n=989, error=79 / 989),
     )
     (row,) = face_tables({"celeba-smile": result})[0].rows
-    assert row[:5] == ("celeba-smile", "7.99 [6.46, 9.84]", "7.42", "8.12", "6.62")
+    inception = "8.12 [6.57, 9.99]"
+    assert row[:5] == ("celeba-smile", "7.99 [6.46, 9.84]", "7.42", inception, "6.62")
     measured = dataclasses.replace(
         result,
-        change=0.0234,
-        outside=Interval(0.4321, 0.4, 0.45, 989),
+        change=Interval(0.0234, 0.0223, 0.0245, 989),
+        outside=Interval(0.4321, 0.4121, 0.4521, 989),
         evaluation=dataclasses.replace(
             result.evaluation,
             bits_per_dim=3.4567,
+            bits_per_dim_half_width=0.0123,
             bits_per_dim_paper=1.2345,
+            bits_per_dim_paper_half_width=0.0456,
             reached_q=0.91,
             reached_q_corrected=0.995,
             round_trip_error=1.2e-5,
         ),
         convinced=(
             Convinced("real faces", {"residual": wilson(180, 200), "separable": wilson(9, 10)}),
-            Convinced("α₁", {"residual": wilson(160, 200), "Inception-V3": wilson(0, 0)}, 0.0226),
+            Convinced(
+                "α₁",
+                {"residual": wilson(160, 200), "Inception-V3": wilson(0, 0)},
+                Interval(0.0226, 0.0221, 0.0231, 200),
+            ),
         ),
         realism=(
-            Realism("smiling", "α₁", 150, {"residual": 1.234}, {"residual": wilson(160, 200)}),
+            Realism(
+                "smiling",
+                "α₁",
+                150,
+                {"residual": Interval(1.234, 1.0, 1.468, 150)},
+                {"residual": wilson(160, 200)},
+            ),
         ),
     )
     table, convinced, realism = face_tables({"celeba-smile": measured})
     named = dict(zip(table.head, table.rows[0], strict=True))
-    assert (named["bits/dim"], named["in the paper's convention"]) == ("3.457", "1.234")
-    assert (named["reached q %"], named["corrected"]) == ("91.00", "99.50")
-    assert (named["round trip"], named["mean change"]) == ("1.2e-05", "0.0234")
-    assert named["outside the face %"] == "43.2 [40.0, 45.0]"
+    assert named["bits/dim"] == "3.457 ± 0.012"
+    assert named["in the paper's convention"] == "1.234 ± 0.046"
+    assert (named["reached q %"], named["corrected"]) == (
+        "91.00 [89.06, 92.63]", "99.49 [98.82, 99.78]",
+    )  # fmt: skip
+    assert (named["round trip"], named["mean change"]) == ("1.2e-05", "0.0234 ± 0.0011")
+    assert named["outside the face %"] == "43.2 ± 2.0"
     first, second = convinced.rows
     assert first[:3] == ("celeba-smile", "real faces", "90.0 [85.1, 93.4]")
     assert first[4:] == ("–", "–")
-    assert second[1:] == ("α₁", "80.0 [73.9, 85.0]", "–", "0.0 [0.0, 100.0]", "0.0226")
-    cells = ("celeba-smile", "smiling", "α₁", "150", "1.234", "80.0 [73.9, 85.0]")
+    assert second[1:] == ("α₁", "80.0 [73.9, 85.0]", "–", "0.0 [0.0, 100.0]", "0.0226 ± 0.0005")
+    cells = ("celeba-smile", "smiling", "α₁", "150", "1.234 ± 0.234", "80.0 [73.9, 85.0]")
     assert realism.rows == (cells,)
     alone = dataclasses.replace(result, inception_error=None, paper_error=None)
     (row,) = face_tables({"mine": alone})[0].rows
@@ -247,18 +264,18 @@ def stored(
 
 
 def test_the_command_writes_page_numbers_and_pictures(stored: str, tmp_path: Path) -> None:
-    record = {"errors": {"test": 0.25, "validation": 0.5}}
+    record = {"errors": {"test": 0.25, "validation": 0.5}, "images": {"test": 40}}
     (tmp_path / "Smiling.json").write_text(json.dumps(record))
-    code, stdout, stderr = run(
+    code, _, stderr = run(
         "benchmark", "faces", "--models", stored, "--n", 3, "--limit", 12, "--out", tmp_path / "o",
         "--inception", tmp_path, "--judges", "judges.safetensors",
     )  # fmt: skip
     assert code == 0, stderr
-    assert "25.00" in stdout
+    assert "25.00 [14.19, 40.19]" in (tmp_path / "o" / "celeba.md").read_text().replace(" ", " ")
     numbers = json.loads((tmp_path / "o" / "celeba.json").read_text())
     result = numbers["results"]["celeba-smile"]
     assert result["evaluation"]["n"] == 12
-    assert result["inception_error"] == 0.25
+    assert (result["inception_error"]["mean"], result["inception_error"]["n"]) == (0.25, 40)
     seen = [each["images"] for each in result["convinced"]]
     assert seen == ["real faces", "tipping points", "α₁", "99 % asked", "samples at T = 0.7"]
     assert set(result["convinced"][0]["shares"]) == {"residual", "separable"}
@@ -341,7 +358,9 @@ def other(data: Dataset, generator: torch.Generator) -> Linear:
 def test_the_command_uses_the_network_in_the_inception_folder(
     stored: str, other: Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "Smiling.json").write_text(json.dumps({"errors": {"test": 0.25}}))
+    (tmp_path / "Smiling.json").write_text(
+        json.dumps({"errors": {"test": 0.25}, "images": {"test": 8}})
+    )
     (tmp_path / "Smiling.safetensors").touch()
     asked = []
 

@@ -21,6 +21,7 @@ from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics.counterfactuals import elastic_net
+from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
@@ -45,7 +46,7 @@ from ecinn.studies.benchmark.quality import (
     judge,
     predicted_classes,
     random_of_class,
-    real_as_near,
+    real_at_distance,
     second_opinion,
 )
 from ecinn.studies.benchmark.side_by_side import (
@@ -173,7 +174,7 @@ def test_method_that_raises_is_counted_and_the_others_go_on(mnist, judges, compa
     tables = side_by_side_tables(compared[-1][0], about(mnist, judges))
     page = page_of(tables, mnist)
     assert "RuntimeError: out of luck" in page
-    assert page.count("| model-means | 0.00 | 0.00 | – |") == 1
+    assert page.count("| model-means | 0.0 [0.0, 39.0] | 0.0 [0.0, 39.0] | – |") == 1
     text = json.dumps(record.jsonable(compared[-1][0]), allow_nan=False)
     assert "out of luck" in text
 
@@ -253,7 +254,7 @@ def test_planted_cue_is_judged_by_the_cue(judges) -> None:
     inside = squared[:, 0, :10, 0].sum(1) / squared.sum((1, 2, 3))
     assert elsewhere.inside.mean == pytest.approx(float(inside.mean()))
     assert elsewhere.label_variation.mean > 0.3
-    assert elsewhere.frechet == pytest.approx(0, abs=1e-6)
+    assert elsewhere.frechet.mean == pytest.approx(0, abs=1e-6)
 
 
 def share(happened: list[bool]) -> float:
@@ -355,7 +356,8 @@ def test_commands_measure_on_the_asked_split(tmp_path, judges, monkeypatch) -> N
     code, stdout, stderr = run("benchmark", "consistency", *options)
     assert code == 0, stderr
     expected = few(load("mnist"), load_mnist("validation"), (0, 1), n=2)
-    assert json.loads(stdout)["plain"]["obtained"] == pytest.approx(expected.plain.obtained)
+    (obtained,) = json.loads(stdout)["plain"]["obtained"]
+    assert obtained["mean"] == pytest.approx(expected.plain.obtained[0].mean)
     assert "2 validation images" in (tmp_path / "consistency-mnist-validation.md").read_text()
 
 
@@ -381,8 +383,8 @@ def test_command_writes_tables_and_pictures(tmp_path) -> None:
     assert [row["method"] for row in written["methods"]] == ["ecinn", "pixel-gradient-l2"]
     assert written["record"]["command"] in page
     assert len(written["record"]["model_sha256"]) == 16
-    en = written["methods"][0]["images"]["elastic_net"]["mean"]
-    assert f"| ecinn | {en:.2f} |" in page
+    en = written["methods"][0]["images"]["elastic_net"]
+    assert f"| ecinn | {en['mean']:.2f} ± {en['high'] - en['mean']:.2f} |" in page
     for picture in ("counterfactuals-mnist.png", "counterfactuals-mnist-images.png"):
         with Image.open(tmp_path / picture) as opened:
             assert min(opened.size) > 300
@@ -494,10 +496,49 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     verdicts = judges.verdicts(ours.images[rest])
     share = float((verdicts["fully connected"] == ours.q[rest]).double().mean())
     assert result.ours.verdict.oracles["fully connected"].mean == pytest.approx(share)
-    assert [row.method for row in result.references] == [
-        "real image of q",
-        "real image of q, as near as ours",
-    ]
+    references = ["nearest real image of q", "real image of q, as near as ours"]
+    assert [row.method for row in result.references] == ["real image of q", *references]
+    assert [each.other for each in result.differences] == ["GEN", *references]
+
+
+def test_differences_are_between_images_of_the_same_original(
+    tmp_path, mnist, digits, judges
+) -> None:
+    """One image at a time; the second of ours failed, the fifth of GEN's is black."""
+    benchmark = authors_folder(tmp_path, digits, mnist)
+    result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
+    ours, gen = our_counterfactuals(mnist, benchmark), benchmark.counterfactuals["GEN"]
+    difference = result.differences[0]
+    scores: dict[str, list[float]] = {"elastic_net": [], "im1": [], "im2": []}
+    for row in (0, 2, 3, 5):
+        both = []
+        for made in (ours, gen):
+            one = StoredCounterfactuals("x", *(getattr(made, name)[row : row + 1] for name in (
+                "images", "p", "q", "predicted")))  # fmt: skip
+            both.append(score_as_published(digits.images[row : row + 1], one, blurring()))
+        for name, values in scores.items():
+            values.append(getattr(both[0], name).mean - getattr(both[1], name).mean)
+    assert difference.n == 4
+    for name, values in scores.items():
+        found = difference.values[name]
+        assert found.mean == pytest.approx(np.mean(values), rel=1e-5)
+        assert found.half_width == pytest.approx(1.96 * np.std(values) / 2, rel=1e-4)
+    rows = torch.tensor([0, 2, 3, 5])
+    theirs = judges.verdicts(gen.images[rows])
+    for family, said in judges.verdicts(ours.images[rows]).items():
+        points = (said == ours.q[rows]).double() - (theirs[family] == gen.q[rows]).double()
+        assert (difference.values[family].mean, difference.values[family].n) == (points.mean(), 4)
+    reached = (ours.predicted == ours.q).double() - 1  # GEN's are all said to reach q
+    assert difference.values["reached"].mean == pytest.approx(float(reached.mean()))
+    assert difference.values["reached"].n == N
+    table = authors_tables(result, about(mnist, judges))[3]
+    cells = {row[0]: row[1] for row in table.rows}
+    en, fully = difference.values["elastic_net"], difference.values["fully connected"]
+    assert (table.head[1], cells["pairs without failed and black"]) == ("GEN", "4")
+    assert cells["EN"] == f"{en.mean:+.2f} ± {en.half_width:.2f}"
+    assert cells["fully connected oracle, points"] == (
+        f"{100 * fully.mean:+.2f} [{100 * fully.low:+.2f}, {100 * fully.high:+.2f}]"
+    )
 
 
 def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, judges) -> None:
@@ -620,17 +661,21 @@ def test_obtained_confidence_is_that_of_the_stored_image(mnist) -> None:
                 stored = to_uint8(mnist.classifier.decode((z + alpha * delta)[None]))
             obtained[row, column] = float(mnist.predict(stored)[0, start])
     assert result.unreachable == 0
-    assert result.plain.obtained == pytest.approx(obtained.mean(0), abs=0.02)
+    means = [level.mean for level in result.plain.obtained]
+    assert means == pytest.approx(obtained.mean(0), abs=0.02)
+    half_widths = [level.half_width for level in result.plain.obtained]
+    assert half_widths == pytest.approx(1.96 * obtained.std(0) / 3**0.5, abs=0.02)
     error = obtained - np.array(levels)
-    assert result.plain.consistency.mean_squared_error == pytest.approx(
+    assert result.plain.consistency.mean_squared_error.mean == pytest.approx(
         (error**2).mean(), abs=0.01
     )
-    assert result.plain.consistency.correlation == pytest.approx(
+    assert result.plain.consistency.correlation.mean == pytest.approx(
         np.corrcoef(np.tile(levels, 3), obtained.flatten())[0, 1], abs=0.05
     )
-    assert result.corrected.consistency.within >= result.plain.consistency.within
-    assert result.corrected.consistency.within > 0.8
-    assert (result.plain.passes, result.corrected.passes >= 3) == (2, True)
+    assert result.corrected.consistency.within.mean >= result.plain.consistency.within.mean
+    assert result.corrected.consistency.within.mean > 0.8
+    assert result.plain.passes == Interval(2.0, 2.0, 2.0, 3)
+    assert result.corrected.passes.low >= 3
 
 
 def test_consistency_command(tmp_path, monkeypatch) -> None:
@@ -646,13 +691,15 @@ def test_consistency_command(tmp_path, monkeypatch) -> None:
         assert "two of 0, 1, 2" in fails(*options, "--classes", wrong)
 
 
-def test_narrow_terminals_cut_no_figures(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(command.out, "width", 30)
-    row = ("method-of-a-name", *(f"{value:.2f}" for value in range(1000, 1012)))
-    head = ("method", *(f"a long head {number}" for number in range(12)))
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_narrow_terminals_cut_no_figures(width: int, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(command.out, "width", width)
+    intervals = (f"{value:.2f} [-{value}, {value + 50}]" for value in range(1000, 1006))
+    row = ("the method of a name", "300", *intervals, "-2.21 ± 0.69", "+0.019 ± 0.028")
+    head = ("method", *(f"a long head {number}" for number in range(9)))
     command.print_tables([Table("title", head, (row,))])
     printed = capsys.readouterr().out
-    assert all(cell in printed for cell in row)
+    assert all(word in printed for cell in row for word in cell.split())
     assert "…" not in printed
 
 
@@ -669,13 +716,13 @@ def test_values_that_json_lacks_are_null() -> None:
     assert record.jsonable(value) == {"a": None, "b": [None, 1.5], "c": [True, None]}
 
 
-def test_real_image_as_near_is_the_one_at_that_distance(digits) -> None:
-    """By brute force over every image of the label."""
-    originals, made = digits.images[:6], digits.images[6:12]
-    q = digits.labels[20:26]
-    chosen = real_as_near(digits, originals, made, q)
+def test_real_images_are_those_at_the_wanted_distances(digits, uniform) -> None:
+    """By brute force over every image of the label; at distance 0 it is the nearest."""
+    originals, q = digits.images[:6], digits.labels[20:26]
+    wanted = torch.stack([torch.zeros(6), 150 * uniform(6)], 1)
+    chosen = real_at_distance(digits, originals, q, wanted)
     for index in range(6):
         pool = digits.images[digits.labels == q[index]]
         distance = elastic_net(originals[index : index + 1].expand_as(pool), pool)
-        wanted = elastic_net(originals[index : index + 1], made[index : index + 1])
-        assert torch.equal(chosen[index], pool[(distance - wanted).abs().argmin()])
+        assert torch.equal(chosen[index, 0], pool[distance.argmin()])
+        assert torch.equal(chosen[index, 1], pool[(distance - wanted[index, 1]).abs().argmin()])

@@ -307,6 +307,7 @@ def test_command_trains_each_beta_once(tiny: Recipe, tmp_path: Path, monkeypatch
     assert "β = 2" in out
     one = load_checkpoint(tmp_path / "beta-2")
     assert one.recipe.beta == 2
+    assert float(one.classifier.tau) != pytest.approx(one.recipe.tau)
     assert one.metrics["n"] == 200
     assert 100 < one.metrics["judged"] <= 200
     assert 0 <= one.metrics["convinced"] <= one.metrics["judged"]

@@ -149,7 +149,7 @@ def test_realism_is_compared_with_real_images_and_originals(sample, judges, monk
         ("frechet_originals", sample.images),
     ):  # fmt: skip
         ours = judges.features(images)
-        expected = digits.metrics.frechet_distance(ours, everything)
+        expected = digits.metrics.frechet_distance(ours, everything).mean
         assert claim.numbers[name] == pytest.approx(expected)
         said = {
             "frechet": "all test digits is", "frechet_real": "compared with",
@@ -161,7 +161,8 @@ def test_realism_is_compared_with_real_images_and_originals(sample, judges, monk
     assert f"{100 * float(clamped):.1f} % of the pixels" in claim.measured
     for times, verdict in ((1.9, "supported"), (2.1, "partly"), (9.0, "partly"), (11, "refuted")):
         # Chance is the larger of the two.
-        distances = iter([3.0 * times, 3.0, 1.0, 3.0 * times, 1.0, 3.0])
+        values = [3.0 * times, 3.0, 1.0, 3.0 * times, 1.0, 3.0]
+        distances = iter([Interval(value, 0.0, 99.0, 48) for value in values])
         monkeypatch.setattr(digits.metrics, "frechet_distance", lambda a, b, d=distances: next(d))
         assert judgement(digits.realistic(sample, judges, everything)).verdict == verdict
         assert judgement(digits.realistic(sample, judges, everything)).verdict == verdict

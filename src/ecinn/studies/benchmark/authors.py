@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.statistics import Interval, normal_interval
+from ecinn.metrics.statistics import (
+    Interval,
+    normal_interval,
+    paired_share_difference,
+    proportion,
+)
 from ecinn.model import Model
 from ecinn.pixels import StoredImages
 from ecinn.progress import Observer, counter, ignore
@@ -33,14 +38,16 @@ from ecinn.studies.benchmark.quality import (
     PERFECT,
     REAL,
     Verdict,
-    judge,
+    judge_each,
     predicted_classes,
     random_of_class,
-    real_as_near,
+    real_at_distance,
+    summarise,
 )
 from ecinn.studies.judges import Judges, scaled
 
 OURS = "ours"
+NEAREST = "nearest real image of q"
 AS_NEAR = "real image of q, as near as ours"
 DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
@@ -78,6 +85,28 @@ class Row:
     """Not ×100. Like IM1, None without autoencoders."""
     verdict: Verdict | None = None
     """Our judges' verdict on the others; None without judges and on fewer than two images."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A method's row, and the values behind it for comparisons image by image."""
+
+    row: Row
+    kept: Bool[Tensor, " batch"]
+    of_all: Mapping[str, Bool[Tensor, " batch"]]
+    """Classifications of all images."""
+    of_kept: Mapping[str, Tensor]
+    """One value for every image that is kept."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Ours minus another method's, on the same images and targets: means over images."""
+
+    other: str
+    n: int
+    """Images that are neither failed nor black in either; classifications are over all images."""
+    values: Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -140,6 +169,8 @@ class AuthorsResult:
     theirs: tuple[Row, ...]
     ours: Row
     references: tuple[Row, ...]
+    differences: tuple[Difference, ...]
+    """Ours minus the authors' ECINN, and minus the references that are not random."""
     target_is_prediction: int
     """Pairs whose target our model already predicts; skipped, and counted as our failures."""
     other_prediction: int
@@ -165,26 +196,59 @@ def score(
     The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
     so this equals k/255 − ½, which is used here: no image's score depends on another image.
     """
+    return score_each(originals, counterfactuals, autoencoders).row
+
+
+def score_each(
+    originals: StoredImages,
+    counterfactuals: StoredCounterfactuals,
+    autoencoders: ClassAutoencoders | None = None,
+) -> Scored:
+    """Score counterfactuals as `score` does, and keep the scores of every image."""
     predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
     kept = counterfactuals.kept
     images = counterfactuals.images[kept]
-    values: dict[str, Tensor] = {
+    of_all = {
         "class_changed": metrics.class_changed(predicted, p),
-        "elastic_net": metrics.elastic_net(originals[kept], images),
+        "reached": metrics.reached(predicted, q),
     }
+    values: dict[str, Tensor] = {"elastic_net": metrics.elastic_net(originals[kept], images)}
     if autoencoders is not None:
         pixels, by_q = scaled(images), autoencoders.reconstruct(images, q[kept])
         values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p[kept]))
         values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
-    intervals: dict[str, Any] = {name: normal_interval(v) for name, v in values.items()}
-    return Row(
+    intervals: dict[str, Any] = {name: proportion(v) for name, v in of_all.items()}
+    intervals |= {name: normal_interval(v) for name, v in values.items()}
+    published = {"class_changed": of_all["class_changed"], **values}
+    row = Row(
         method=counterfactuals.method,
-        reached=normal_interval(metrics.reached(predicted, q)),
         failed=int(counterfactuals.failed.sum()),
         black=int((~kept & ~counterfactuals.failed).sum()),
-        as_published={METRICS[name]: _published_form(v.double()) for name, v in values.items()},
+        as_published={METRICS[name]: _published_form(v.double()) for name, v in published.items()},
         **intervals,
     )
+    return Scored(row, kept, of_all, values)
+
+
+def subtract(ours: Scored, other: Scored) -> Difference:
+    """Subtract another method's scores from ours, image by image."""
+    both = ours.kept & other.kept
+    pairs = {name: (value, other.of_all[name]) for name, value in ours.of_all.items()} | {
+        name: (value[both[ours.kept]], other.of_kept[name][both[other.kept]])
+        for name, value in ours.of_kept.items()
+    }
+    return Difference(
+        other=other.row.method,
+        n=int(both.sum()),
+        values={name: _mean_difference(*pair) for name, pair in pairs.items()},
+    )
+
+
+def _mean_difference(a: Tensor, b: Tensor) -> Interval:
+    if a.dtype == torch.bool:
+        return paired_share_difference(a, b)
+    difference = a - b
+    return normal_interval(difference[~difference.isnan()])
 
 
 def _published_form(values: Float[Tensor, " values"]) -> Score:
@@ -218,15 +282,22 @@ class Scorer:
         self._judges = judges
         self._features = judges.features(self.originals)
 
-    def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Row:
+    def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Scored:
         """Score all counterfactuals, or those of these rows of the originals."""
         originals, kept = self.originals[rows], made.kept
-        row = score(originals, made, self._autoencoders)
+        scored = score_each(originals, made, self._autoencoders)
         if int(kept.sum()) < 2:
-            return row
-        images = (originals[kept], made.images[kept])
-        verdict = judge(self._judges, *images, made.q[kept], self._features, self.cue)
-        return dataclasses.replace(row, verdict=verdict)
+            return scored
+        images = made.images[kept]
+        judged = judge_each(self._judges, originals[kept], images, made.q[kept], self.cue)
+        verdict = summarise(judged, self._judges.features(images), self._features)
+        values = {"truth": judged.truth, "inside": judged.inside, **judged.agreement}
+        known = {name: value for name, value in values.items() if value is not None}
+        return dataclasses.replace(
+            scored,
+            row=dataclasses.replace(scored.row, verdict=verdict),
+            of_kept={**scored.of_kept, **known},
+        )
 
 
 def our_counterfactuals(
@@ -280,9 +351,9 @@ def confidence_curve(
             CurvePoint(
                 asked=confidence,
                 n=len(q),
-                reachable=normal_interval(reachable),
+                reachable=proportion(reachable),
                 obtained=normal_interval(obtained[reachable]),
-                row=scorer(made, usable[reachable]),
+                row=scorer(made, usable[reachable]).row,
             )
         )
     return tuple(points)
@@ -305,28 +376,32 @@ def score_authors(
     ours = our_counterfactuals(model, benchmark, observe)
     scorer = Scorer(benchmark, autoencoders, judges)
 
-    def scored(made: StoredCounterfactuals) -> Row:
+    def scored(made: StoredCounterfactuals) -> Scored:
         count = counter(observe, f"scoring {made.method}", 1)
         count(0)
         row = scorer(made)
         count(1)
         return row
 
-    theirs = tuple(scored(made) for made in benchmark.counterfactuals.values())
-    references = _references(model, whole, scorer, ours, seed, observe)
+    theirs = {name: scored(made) for name, made in benchmark.counterfactuals.items()}
+    references = [scored(made) for made in _references(model, whole, scorer, ours, seed, observe)]
+    our_scores = scored(ours)
+    # GB and GL have targets of their own, so their images are not paired with ours.
+    others = [theirs["GEN"], *(each for each in references if each.row.method != REAL)]
     curve = with_curve and confidence_curve(model, scorer, ours, observe=observe)
     return AuthorsResult(
         name=benchmark.name,
         n=n,
         limited=n < len(whole.originals),
-        control=tuple(compare(benchmark, theirs)),
+        control=tuple(compare(benchmark, [each.row for each in theirs.values()])),
         published={
             metric: {method: figure.mean for method, figure in figures.items()}
             for metric, figures in benchmark.published.items()
         },
-        theirs=theirs,
-        ours=scored(ours),
-        references=tuple(scored(made) for made in references),
+        theirs=tuple(each.row for each in theirs.values()),
+        ours=our_scores.row,
+        references=tuple(each.row for each in references),
+        differences=tuple(subtract(our_scores, other) for other in others),
         target_is_prediction=int((ours.q == ours.p).sum()),
         other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
         curve=curve or (),
@@ -346,7 +421,10 @@ def _references(
     generator = torch.Generator().manual_seed(seed)
     references = {REAL: random_of_class(whole.originals, q, generator)}
     if scorer.cue is None:
-        references[AS_NEAR] = real_as_near(model.recipe.load("train"), originals, ours.images, q)
+        distances = metrics.elastic_net(originals, ours.images)
+        wanted = torch.stack([torch.zeros_like(distances), distances], 1)
+        real = real_at_distance(model.recipe.load("train"), originals, q, wanted)
+        references |= {NEAREST: real[:, 0], AS_NEAR: real[:, 1]}
     else:
         references[PERFECT] = scorer.cue.paint(originals, q)
     made = []

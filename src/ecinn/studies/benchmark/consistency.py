@@ -9,11 +9,16 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
-from ecinn.drawing.table import Table, number, percent
+from ecinn.drawing.table import Table, number_interval, percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.explanation.correction import Ends, Line, correct_alpha
 from ecinn.explanation.reading import stored_posterior
-from ecinn.metrics.counterfactuals import ConfidenceConsistency, confidence_consistency
+from ecinn.metrics.counterfactuals import (
+    ConfidenceConsistency,
+    confidence_consistency,
+    mean_over_images,
+)
+from ecinn.metrics.statistics import Interval, normal_interval
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, counter, ignore
@@ -31,9 +36,9 @@ class Variant:
     """Counterfactuals with or without correction of α."""
 
     consistency: ConfidenceConsistency
-    passes: float
+    passes: Interval
     """Mean network evaluations per counterfactual."""
-    obtained: tuple[float, ...]
+    obtained: tuple[Interval, ...]
     """Mean p(p) of the stored 8-bit images at every asked level; nan without images."""
 
 
@@ -81,13 +86,14 @@ def measure_consistency(
     )
     reachable = reachability.bool()
 
-    def variant(obtained: PerLevel, passes: float) -> Variant:
+    def variant(obtained: PerLevel, passes: PerLevel) -> Variant:
         levels = torch.tensor(asked, dtype=torch.float64).expand_as(obtained)
         columns = zip(obtained.T, reachable.T, strict=True)
+        generator = torch.Generator().manual_seed(seed)
         return Variant(
-            consistency=confidence_consistency(levels[reachable], obtained[reachable]),
-            passes=passes,
-            obtained=tuple(float(column[rows].mean()) for column, rows in columns),
+            confidence_consistency(levels, obtained, reachable, generator=generator),
+            mean_over_images(passes, reachable, generator=generator),
+            tuple(normal_interval(column[rows]) for column, rows in columns),
         )
 
     return Consistency(
@@ -97,9 +103,9 @@ def measure_consistency(
         seed=seed,
         asked=tuple(asked),
         unreachable=int((~reachable).sum()),
-        plain=variant(plain, 2.0),
+        plain=variant(plain, torch.full_like(plain, 2.0)),
         # One pass to check the stored image, then a decode and an encode per correction.
-        corrected=variant(corrected, 3 + 2 * float(corrections[reachable].mean())),
+        corrected=variant(corrected, 3 + 2 * corrections),
     )
 
 
@@ -168,10 +174,10 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
             [
                 {
                     "variant": name,
-                    "Pearson's r": number(variant.consistency.correlation, 4),
-                    "within ±.05 %": percent(variant.consistency.within),
-                    "MSE ×100": number(variant.consistency.mean_squared_error, 3, 100.0),
-                    "passes": number(variant.passes, 1),
+                    "Pearson's r": number_interval(variant.consistency.correlation, 4),
+                    "within ±.05 %": percent_interval(variant.consistency.within),
+                    "MSE ×100": number_interval(variant.consistency.mean_squared_error, 3, 100.0),
+                    "passes": number_interval(variant.passes, 1),
                 }
                 for name, variant in variants.items()
             ],
@@ -188,6 +194,6 @@ def consistency_tables(result: Consistency) -> tuple[Table, ...]:
         Table(
             "Mean obtained at every asked level",
             ("asked", *variants),
-            tuple((f"{a:.2f}", number(b, 4), number(c, 4)) for a, b, c in obtained),
+            tuple((f"{a:.2f}", plus_minus(b, 4), plus_minus(c, 4)) for a, b, c in obtained),
         ),
     )

@@ -67,7 +67,7 @@ class Convinced:
     """What the panel saw."""
     shares: Mapping[str, Interval]
     """By network. Of counterfactuals, those count whose original it classifies as the model."""
-    change: float | None = None
+    change: Interval | None = None
     """Mean |x̂ − x| in pixels of [0, 1], over all counterfactuals."""
 
 
@@ -77,7 +77,7 @@ def convinced(
     shown: StoredImages,
     classes: Labels,
     judged: Mapping[str, Bool[Tensor, " batch"]] | None = None,
-    change: float | None = None,
+    change: Interval | None = None,
 ) -> Convinced:
     """Show images to a panel and count how many it classifies as these classes.
 
@@ -111,7 +111,7 @@ class Realism:
     images: str
     """The counterfactuals, or for comparison as many real faces or unchanged faces."""
     n: int
-    frechet: Mapping[str, float]
+    frechet: Mapping[str, Interval]
     """Fréchet distance in the features of each judge; with few faces it is above 0."""
     precision: Mapping[str, Interval]
     """Share inside the manifold of the real faces' features, by judge."""

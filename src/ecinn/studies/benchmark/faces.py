@@ -15,7 +15,7 @@ from ecinn.data.dataset import Dataset, Split
 from ecinn.data.face_regions import region_mask
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.table import NONE, Table, percent, percent_interval
+from ecinn.drawing.table import Table, percent, percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import importance, share_inside
@@ -54,11 +54,11 @@ class FaceResult:
     """One model on all faces of a split."""
 
     evaluation: Evaluation
-    change: float
+    change: Interval
     """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
     outside: Interval
     """Mean share of |x̂ − x| outside the oval of the face."""
-    inception_error: float | None
+    inception_error: Interval | None
     """Test error of Inception-V3 on the same faces, where it was trained."""
     paper_error: tuple[float, float] | None
     """Test errors of the paper's INN and Inception-V3."""
@@ -91,7 +91,7 @@ def measure_faces(
     *,
     n: int = 10,
     seed: int = 0,
-    inception_error: float | None = None,
+    inception_error: Interval | None = None,
     hardest: tuple[int, ...] | None = None,
     observe: Observer = ignore,
 ) -> tuple[FaceResult, dict[str, Image.Image]]:
@@ -117,7 +117,7 @@ def measure_faces(
     chosen = hardest_faces(data, changed.p, of_q) if hardest is None else torch.tensor(hardest)
     result = FaceResult(
         evaluation=evaluation,
-        change=float(moved.abs().mean()),
+        change=normal_interval(moved.abs().flatten(1).mean(1)),
         outside=normal_interval(outside),
         inception_error=inception_error,
         paper_error=face_errors(model.recipe.dataset),
@@ -181,7 +181,7 @@ def ask_panel(
                 images,
                 1 - changed.p,
                 judged,
-                float((to_pixels(images) - pixels).abs().mean()),
+                normal_interval((to_pixels(images) - pixels).abs().flatten(1).mean(1)),
             )
             for name, images in changed.images.items()
         ),
@@ -206,7 +206,7 @@ def hardest_faces(
     return rows[of_q[rows].argsort()[:HARDEST]]
 
 
-def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]:
+def read_inception(folder: Path, model: Model) -> tuple[Interval, nn.Module | None]:
     """Read the test error of the model's label from a folder written by `ecinn inception`.
 
     The network itself comes with it if its large file is there too.
@@ -214,13 +214,15 @@ def read_inception(folder: Path, model: Model) -> tuple[float, nn.Module | None]
     attribute = model.recipe.dataset.partition("/")[2]
     path, weights = (folder / f"{attribute}.{end}" for end in ("json", "safetensors"))
     try:
-        error = float(json.loads(path.read_text())["errors"]["test"])
+        record = json.loads(path.read_text())
+        share, n = float(record["errors"]["test"]), int(record["images"]["test"])
     except OSError:
         raise InputError(
             f"{path} is missing: make it with `ecinn inception celeba/{attribute} --out {weights}`"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} was not written by `ecinn inception`: make it again") from None
+    error = wilson(round(share * n), n)
     if not weights.is_file():
         return error, None
     return error, load_inception(weights, model.device, model.class_names).classifier
@@ -334,21 +336,29 @@ def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> lis
 
 def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
     evaluation = result.evaluation
-    error = wilson(round(evaluation.error * evaluation.n), evaluation.n)
+
+    def share(value: float) -> str:
+        return percent_interval(wilson(round(value * evaluation.n), evaluation.n), 2)
+
+    def bits(mean: float, half_width: float) -> str:
+        return f"{mean:.3f} ± {half_width:.3f}"
+
     paper_inn, paper_inception = result.paper_error or (None, None)
     return {
         "model": name,
-        "error %": percent_interval(error, 2),
+        "error %": share(evaluation.error),
         "paper's INN": percent(paper_inn),
-        "Inception-V3": percent(result.inception_error),
+        "Inception-V3": percent_interval(result.inception_error, 2),
         "paper's Inception-V3": percent(paper_inception),
-        "bits/dim": f"{evaluation.bits_per_dim:.3f}",
-        "in the paper's convention": f"{evaluation.bits_per_dim_paper:.3f}",
-        "reached q %": percent(evaluation.reached_q),
-        "corrected": percent(evaluation.reached_q_corrected),
+        "bits/dim": bits(evaluation.bits_per_dim, evaluation.bits_per_dim_half_width),
+        "in the paper's convention": bits(
+            evaluation.bits_per_dim_paper, evaluation.bits_per_dim_paper_half_width
+        ),
+        "reached q %": share(evaluation.reached_q),
+        "corrected": share(evaluation.reached_q_corrected),
         "round trip": f"{evaluation.round_trip_error:.1e}",
-        "mean change": f"{result.change:.4f}",
-        "outside the face %": percent_interval(result.outside),
+        "mean change": plus_minus(result.change, 4),
+        "outside the face %": plus_minus(result.outside, 1, 100.0),
     }
 
 
@@ -358,8 +368,8 @@ def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
     return {
         "model": name,
         "images": each.images,
-        **{f"{family} %": _with_interval(share) for family, share in shares.items()},
-        "mean change": NONE if each.change is None else f"{each.change:.4f}",
+        **{f"{family} %": percent_interval(share) for family, share in shares.items()},
+        "mean change": plus_minus(each.change, 4),
     }
 
 
@@ -369,10 +379,6 @@ def _realism_cells(name: str, each: Realism) -> dict[str, str]:
         "q": each.target,
         "images": each.images,
         "faces": str(each.n),
-        **{f"Fréchet, {family}": f"{value:.3f}" for family, value in each.frechet.items()},
+        **{f"Fréchet, {family}": plus_minus(value, 3) for family, value in each.frechet.items()},
         **{f"precision %, {f}": percent_interval(share) for f, share in each.precision.items()},
     }
-
-
-def _with_interval(share: Interval | None) -> str:
-    return NONE if share is None else percent_interval(share)

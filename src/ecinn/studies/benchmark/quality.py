@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
-from ecinn.drawing.table import percent
+from ecinn.drawing.table import percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import counterfactuals as metrics
@@ -56,12 +56,25 @@ class Verdict:
     """Share that each oracle classifies as it did the original; None without a planted cue."""
     label_variation: Interval
     """Jensen–Shannon divergence of the convolutional oracle's posteriors before and after."""
-    frechet: float
+    frechet: Interval
     """Fréchet distance to the real images, on the features of the judges' network."""
     truth: Interval | None
     """Share whose cue says q."""
     inside: Interval | None
     """Share of the squared change inside the cue's region, over images that changed."""
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """One value per judged image."""
+
+    agreement: Mapping[str, Bool[Tensor, " batch"]]
+    """Whether each oracle sees q, or with a planted cue what it saw in the original."""
+    label_variation: Float[Tensor, " batch"]
+    truth: Bool[Tensor, " batch"] | None
+    """Whether the cue says q."""
+    inside: Float[Tensor, " batch"] | None
+    """Share of the squared change inside the cue's region; nan where nothing changed."""
 
 
 def judge(
@@ -73,28 +86,47 @@ def judge(
     cue: Cue | None = None,
 ) -> Verdict:
     """Judge counterfactuals without the classifier that they explain."""
+    judged = judge_each(judges, originals, images, q, cue)
+    return summarise(judged, judges.features(images), real_features)
+
+
+def judge_each(
+    judges: Judges,
+    originals: StoredImages,
+    images: StoredImages,
+    q: Labels,
+    cue: Cue | None = None,
+) -> Judgements:
+    """Judge counterfactuals one by one."""
     before, after = judges.scores(originals), judges.scores(images)
     variation = metrics.label_variation_score(
         before[MAIN_ORACLE].softmax(1), after[MAIN_ORACLE].softmax(1)
     )
     expected = {family: q if cue is None else s.argmax(1) for family, s in before.items()}
     agreement = {
-        family: normal_interval(metrics.oracle_agrees(scores, expected[family]))
-        for family, scores in after.items()
+        family: metrics.oracle_agrees(scores, expected[family]) for family, scores in after.items()
     }
     truth = inside = None
     if cue is not None:
-        truth = normal_interval(cue.read(images) == q)
+        truth = cue.read(images) == q
         change = (images.float() - originals.float()) / 255
-        shares = metrics.share_inside(change, cue.mask.to(images.device))
-        inside = normal_interval(shares[~shares.isnan()])
+        inside = metrics.share_inside(change, cue.mask.to(images.device))
+    return Judgements(agreement, variation, truth, inside)
+
+
+def summarise(
+    judged: Judgements, features: RealFeatures, real_features: Float[Tensor, "others features"]
+) -> Verdict:
+    """Reduce judgements and features of counterfactuals to shares, means and a distance."""
+    agreement = {family: proportion(agrees) for family, agrees in judged.agreement.items()}
+    planted, inside = judged.truth is not None, judged.inside
     return Verdict(
-        oracles=agreement if cue is None else None,
-        kept=None if cue is None else agreement,
-        label_variation=normal_interval(variation),
-        frechet=metrics.frechet_distance(judges.features(images), real_features),
-        truth=truth,
-        inside=inside,
+        oracles=None if planted else agreement,
+        kept=agreement if planted else None,
+        label_variation=normal_interval(judged.label_variation),
+        frechet=metrics.frechet_distance(features, real_features),
+        truth=None if judged.truth is None else proportion(judged.truth),
+        inside=None if inside is None else normal_interval(inside[~inside.isnan()]),
     )
 
 
@@ -133,7 +165,7 @@ def second_opinion(
 
 
 def verdict_cells(
-    verdict: Verdict | None, record: Mapping[str, Any], *, planted: bool
+    verdict: Verdict | None, record: Mapping[str, Any], *, planted: bool, digits: int = 1
 ) -> dict[str, str]:
     """Table cells: agreement of both oracles, and the cue's share and place where there is one.
 
@@ -145,11 +177,11 @@ def verdict_cells(
     shares = (verdict and (verdict.kept if planted else verdict.oracles)) or {}
     cells = {}
     if planted:
-        cells["cue says q %"] = percent(getattr(verdict, "truth", None))
-        cells["change inside the cue %"] = percent(getattr(verdict, "inside", None), 1)
+        cells["cue says q %"] = percent_interval(getattr(verdict, "truth", None), digits)
+        cells["change inside the cue %"] = plus_minus(getattr(verdict, "inside", None), 1, 100.0)
     for family in ORACLES:
         heading = f"{what}{family} oracle % (accuracy {100 * accuracy[family]:.2f})"
-        cells[heading] = percent(shares.get(family))
+        cells[heading] = percent_interval(shares.get(family), digits)
     return cells
 
 
@@ -214,22 +246,23 @@ def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> Sto
     return images
 
 
-def real_as_near(
-    pool: Dataset, originals: StoredImages, counterfactuals: StoredImages, q: Labels
-) -> StoredImages:
-    """Find, for every counterfactual, the real image of q at the most similar EN distance.
+def real_at_distance(
+    pool: Dataset, originals: StoredImages, q: Labels, wanted: Float[Tensor, "batch distances"]
+) -> UInt8[Tensor, "batch distances channels height width"]:
+    """Find, for every original, the real images of q whose EN is closest to those wanted.
 
-    A fair reference for IM1 and the oracles, which measure only how much an image looks like q:
-    real images of q that are close to an image of p are less typical of q.
+    At 0 it is the nearest real image of q, a control for EN. At a counterfactual's EN it is a fair
+    reference for IM1 and the oracles, which measure only how much an image looks like q: real
+    images of q that are close to an image of p are less typical of q.
     """
     flat = pool.images.flatten(1).float() / 255
     members = {label: (pool.labels == label).nonzero()[:, 0] for label in q.unique().tolist()}
     candidates = {label: flat[rows] for label, rows in members.items()}
-    target = metrics.elastic_net(originals, counterfactuals)
-    images = torch.zeros_like(originals)
+    images = torch.zeros((*wanted.shape, *originals.shape[1:]), dtype=torch.uint8)
     for index, label in enumerate(q.tolist()):
         if len(members[label]):
             change = candidates[label] - originals[index].flatten().float() / 255
             distance = change.abs().sum(1) + change.norm(dim=1)
-            images[index] = pool.images[members[label][(distance - target[index]).abs().argmin()]]
+            closest = (distance - wanted[index, :, None]).abs().argmin(1)
+            images[index] = pool.images[members[label][closest]]
     return images

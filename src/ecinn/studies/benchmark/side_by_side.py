@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ecinn.data.planted import Cue
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.statistics import Interval, normal_interval
+from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, counter, ignore
@@ -111,7 +112,7 @@ class ImageScores:
     l2: Interval
     bits_per_dim: Interval
     """−log₂ p(x̂) per dimension under the model, an exact code length of the stored image."""
-    diversity: float | None
+    diversity: Interval | None
     """Mean over the target classes with two counterfactuals or more."""
     verdict: Verdict
     im1: Interval | None = None
@@ -150,8 +151,8 @@ class SideBySide:
     batch_size: int
     cout_images: int
     originals_bits_per_dim: Interval
-    originals_frechet: float
-    """Fréchet distance of the drawn originals to all images of the split: the value of chance."""
+    originals_frechet: Interval
+    """Fréchet distance of the drawn originals to all images of the split: the bias of so few."""
     opinion: SecondOpinion
     references: tuple[Scores, ...]
     methods: tuple[Scores, ...]
@@ -255,8 +256,8 @@ def score(bench: Bench, name: str, pairs: Pairs, made: Made, *, timed: bool = Tr
     enough = int(exists.sum()) >= 2
     return Scores(
         method=name,
-        reached=normal_interval(metrics.reached(predicted, pairs.q)),
-        class_changed=normal_interval(metrics.class_changed(predicted, pairs.p)),
+        reached=proportion(metrics.reached(predicted, pairs.q)),
+        class_changed=proportion(metrics.class_changed(predicted, pairs.p)),
         failed=int((made.failed & exists).sum()),
         raised=int((~exists).sum()),
         errors=made.errors,
@@ -295,13 +296,18 @@ def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
     )
 
 
-def _diversity(data: Dataset, images: StoredImages, q: Labels) -> float | None:
+def _diversity(data: Dataset, images: StoredImages, q: Labels) -> Interval | None:
+    """Mean over classes, whose counterfactuals are independent of each other."""
     values = [
         metrics.diversity(images[q == label], data.images[data.labels == label])
         for label in q.unique().tolist()
         if int((q == label).sum()) > 1 and int((data.labels == label).sum()) > 1
     ]
-    return sum(values) / len(values) if values else None
+    if not values:
+        return None
+    mean = sum(value.mean for value in values) / len(values)
+    half_width = math.hypot(*(value.half_width for value in values)) / len(values)
+    return Interval(mean, mean - half_width, mean + half_width, sum(v.n for v in values))
 
 
 def _references(bench: Bench, pairs: Pairs) -> tuple[Scores, ...]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ecinn.drawing import grid
 from ecinn.drawing.pictures import image_array
-from ecinn.drawing.table import NONE, Table, number, percent, percent_interval
+from ecinn.drawing.table import NONE, Table, number, percent, percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
 from ecinn.studies.benchmark.record import note, wording
@@ -36,9 +36,9 @@ _WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
 
 
 _DISTANCE = (
-    ("EN", "elastic_net", 2, 1.0), ("L1", "l1", 2, 1.0), ("L2", "l2", 2, 1.0),
-    ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0), ("Fréchet", "frechet", 2, 1.0),
-    ("bits/dim", "bits_per_dim", 3, 1.0), ("diversity", "diversity", 2, 1.0),
+    ("EN", "elastic_net", 2, 1.0), ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0),
+    ("Fréchet", "frechet", 2, 1.0), ("bits/dim", "bits_per_dim", 3, 1.0),
+    ("diversity", "diversity", 2, 1.0),
 )  # fmt: skip
 """Columns: heading, name of the score, digits, factor."""
 
@@ -57,8 +57,8 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
     convinced = [
         {
             "method": row.method,
-            "reached q %": percent(row.reached),
-            "class changed %": percent(row.class_changed),
+            "reached q %": percent_interval(row.reached),
+            "class changed %": percent_interval(row.class_changed),
             **verdict_cells(getattr(row.images, "verdict", None), record, planted=planted),
             **_cells(row, columns),
         }
@@ -67,7 +67,7 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
     costs = [
         {
             "method": row.method,
-            "passes": number(row.passes, 1),
+            "passes": plus_minus(row.passes, 1),
             "seconds each": number(row.seconds, 4),
             "gave up": str(row.failed),
             "raised an error": str(row.raised),
@@ -122,7 +122,7 @@ def _cells(row: Scores, columns: Sequence[tuple[str, str, int, float]]) -> dict[
     """Format scores of the images and of the judges; dashes if there are no images."""
     scores = {} if row.images is None else vars(row.images) | vars(row.images.verdict)
     return {
-        heading: number(scores.get(name), digits, factor)
+        heading: plus_minus(scores.get(name), digits, factor)
         for heading, name, digits, factor in columns
     }
 
@@ -142,7 +142,7 @@ def _point(row: Scores, images: ImageScores, *, planted: bool) -> _Point:
     verdict = images.verdict
     shares = [verdict.truth] if verdict.oracles is None else list(verdict.oracles.values())
     convinced = 100 * min(share.mean for share in shares if share is not None)
-    other = images.elastic_net.mean if planted else verdict.frechet
+    other = (images.elastic_net if planted else verdict.frechet).mean
     passes = math.nan if row.passes is None else row.passes.mean
     return _Point(row.method, (passes, row.seconds or math.nan), (convinced, other))
 

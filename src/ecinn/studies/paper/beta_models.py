@@ -120,7 +120,7 @@ class Jury:
         verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
         assert verdict.oracles is not None
         share = verdict.oracles[MAIN_ORACLE]
-        values = (share.n, round(share.mean * share.n), verdict.frechet)
+        values = (share.n, round(share.mean * share.n), verdict.frechet.mean)
         return dict(zip(JUDGED, values, strict=True))
 
 

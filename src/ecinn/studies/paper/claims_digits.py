@@ -127,7 +127,7 @@ def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
 def realistic(sample: Sample, judges: Judges, features: Features) -> Measurement:
     """Fréchet distance to the features of real images, compared with that of real images."""
     ours, real, originals = (
-        metrics.frechet_distance(judges.features(images), features)
+        metrics.frechet_distance(judges.features(images), features).mean
         for images in (sample.stored, sample.real, sample.images)
     )
     clamped = sample.gather(lambda e: e.convincing_certificate.clamped[:, 0])
@@ -207,7 +207,7 @@ def diverse(sample: Sample) -> Measurement:
     for label in sample.q.unique().tolist():
         rows = sample.q == label
         if int(rows.sum()) > 1:
-            ratios.append(metrics.diversity(sample.stored[rows], sample.real[rows]))
+            ratios.append(metrics.diversity(sample.stored[rows], sample.real[rows]).mean)
     (ratio,), limit = means(torch.tensor(ratios, dtype=torch.float64)), limits("diverse")
     votes = [[ratio.low > limit["half"], ratio.low > limit["most"]]]
     return Measurement("diverse", {"ratio": ratio}, votes, {"classes": len(ratios)})

@@ -231,7 +231,7 @@ def unrealistic(smile: Audit, judges: FaceJudges, reference: Dataset, seed: int)
     sets = {(result.target, result.images): result for result in found}
     votes, rows = [], []
     for (target, images), result in sets.items():
-        distances, shares = result.frechet.values(), result.precision
+        distances, shares = [d.mean for d in result.frechet.values()], result.precision
         rows.append([target, images, result.n, *distances, *shares.values()])
         if images == made:
             real = sets[target, REAL].precision

@@ -251,7 +251,9 @@ def pearson(
     """Pearson's r, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
-        return torch.corrcoef(torch.stack([a, b]))[0, 1].nan_to_num()
+        a, b = (column - column.mean(-1, keepdim=True) for column in (a, b))
+        scale = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+        return ((a * b).sum(-1) / scale).nan_to_num()
 
     return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
@@ -262,14 +264,14 @@ def spearman(
     """Spearman's ρ, bootstrapped over finite pairs."""
 
     def correlation(a: Tensor, b: Tensor) -> Tensor:
-        return rank_similarity(a[None, None], b[None, None])[0]
+        return rank_similarity(*(column.reshape(-1, 1, a.shape[-1]) for column in (a, b)))
 
     return _over_pairs(correlation, (a, b), 3, generator, resamples)
 
 
 def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
     """Σ part / Σ whole, bootstrapped over finite pairs."""
-    return _over_pairs(lambda a, b: a.sum() / b.sum(), (part, whole), 1, generator)
+    return _over_pairs(lambda a, b: a.sum(-1) / b.sum(-1), (part, whole), 1, generator)
 
 
 def _over_pairs(
