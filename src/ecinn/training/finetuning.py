@@ -32,11 +32,11 @@ class FineTuningStep(OptimisationStep):
     """A step of the first stage, which also learns from counterfactuals of its batch.
 
     Each image is moved towards a random class, at α₁ or to a random confidence, decoded and
-    rounded to 8 bits. One half of the batch learns to be read as requested in spite of the
-    rounding. On the other half the classifier learns what a teacher says. To the loss these are
-    pictures like any others: no gradient passes through the decoder or the teacher, which is only
-    asked. As the network is invertible, a classifier that agrees with the teacher on the path
-    decodes to pictures that convince the teacher.
+    rounded to 8 bits. One half of the batch learns to be classified as requested in spite of the
+    rounding; its gradient passes through the decoder. On the other half the classifier learns
+    what a teacher says. To the loss these are pictures like any others: no gradient passes
+    through the decoder or the teacher, which is only asked. As the network is invertible,
+    a classifier that agrees with the teacher on the path decodes to pictures that convince it.
     """
 
     stage = "fine-tuning"

@@ -302,9 +302,10 @@ def test_samples_are_of_the_model_itself_and_depend_on_the_seed(mnist, digits, j
     pairs = draw_pairs(mnist, digits, 20, seed=8)
     of_seed = [
         second_opinion(mnist, judges, pairs.images, pairs.q, seed=seed).samples
-        for seed in (0, 0, 1)
+        for seed in (0, 0, 1, 2, 3, 4)
     ]
-    assert of_seed[0] == of_seed[1] != of_seed[2]
+    assert of_seed[0] == of_seed[1]
+    assert any(other != of_seed[0] for other in of_seed[2:])
 
 
 def test_a_planted_cue_reads_tipping_points_itself(judges) -> None:
@@ -643,7 +644,7 @@ def test_obtained_confidence_is_that_of_the_stored_image(mnist) -> None:
     data = load_mnist("test").first(60)
     result = consistency.measure_consistency(mnist, data, (0, 1), n=3, seed=5, asked=levels)
     images, p = consistency.draw_of_classes(mnist, data, (0, 1), 3, seed=5)
-    mu = mnist.classifier.mu.detach().double()
+    mu, tau = mnist.classifier.mu.detach().double(), float(mnist.tau)
     obtained = np.zeros((3, 3))
     for row in range(3):
         with torch.inference_mode():
@@ -653,7 +654,8 @@ def test_obtained_confidence_is_that_of_the_stored_image(mnist) -> None:
 
         def surplus(alpha, level, z=z, delta=delta, start=start):
             point = (z + alpha * delta).double()
-            return float((-0.5 * (point - mu).square().sum(1)).softmax(0)[start]) - level
+            distances = (point - mu).square().sum(1)
+            return float((-0.5 * tau * distances).softmax(0)[start]) - level
 
         for column, level in enumerate(levels):
             alpha = scipy.optimize.brentq(surplus, -0.2, 1.5, args=(level,), xtol=1e-9)
