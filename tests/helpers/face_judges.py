@@ -6,7 +6,7 @@ from torch import nn
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.studies.face_judges import FaceJudges, FaceJudgeSettings
-from ecinn.training.teacher import TeacherSettings
+from ecinn.training.augmented import TeacherSettings
 from helpers.builders import randomise
 
 SMALL_FACE_JUDGES = FaceJudgeSettings(

@@ -30,6 +30,7 @@ from ecinn.studies.face_judges import (
     train_face_judges,
 )
 from ecinn.studies.judges import SHIPPED, load_judges
+from ecinn.training import augmented
 from ecinn.training.networks import seeded
 from helpers.command_line import fails, run
 from helpers.face_judges import SMALL_FACE_JUDGES, random_face_judges
@@ -223,7 +224,7 @@ def test_training_is_a_function_of_the_seed(monkeypatch) -> None:
         seeds.append(seed)
         return seeded(device, seed)
 
-    monkeypatch.setattr(face_judges, "seeded", spy)
+    monkeypatch.setattr(augmented, "seeded", spy)
 
     def train(seed: int) -> dict[str, Tensor]:
         training = dataclasses.replace(TINY.training, seed=seed)

@@ -23,6 +23,14 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError
 from ecinn.progress import Progress
 from ecinn.training import teacher as teacher_module
+from ecinn.training.augmented import (
+    TeacherSettings,
+    cut_out,
+    jitter,
+    mixup_weight,
+    teacher_optimiser,
+    training_batch,
+)
 from ecinn.training.networks import cosine, train_network
 from ecinn.training.step import cosine_schedule
 from ecinn.training.teacher import (
@@ -30,16 +38,10 @@ from ecinn.training.teacher import (
     Ensemble,
     ResidualNetwork,
     Teacher,
-    TeacherSettings,
-    cut_out,
-    jitter,
     load_teacher,
     logit_of_mean,
-    mixup_weight,
     teacher_errors,
-    teacher_optimiser,
     train_teacher,
-    training_batch,
 )
 from helpers.builders import randomise
 

@@ -93,7 +93,7 @@ class Recipe:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether training asks a teacher."""
+        """Return whether training needs a teacher."""
         return self.distillation_weight > 0 or self.finetuning is not None
 
     def load(

@@ -23,14 +23,14 @@ from ecinn.files import ASSETS
 
 SHIPPED = ASSETS / "mnist"
 _HELD_OUT = 30
-"""One of so many training digits is held out."""
+"""Hold out one in this many training digits."""
 _SEED = 2_000
 _READERS: Mapping[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.decompress,
     ".gz": gzip.decompress,
     "": bytes,
 }
-"""How a file is unpacked, by the end of its name; the package ships .xz."""
+"""Decompress a file by its suffix; the package ships .xz."""
 
 
 def load_mnist(split: Split, folder: Path = SHIPPED) -> Dataset:

@@ -134,7 +134,7 @@ def frechet_distance(
 def in_manifold(
     features: Float[Tensor, "n features"], real: Float[Tensor, "m features"], k: int = 3
 ) -> Bool[Tensor, " n"]:
-    """Whether ‖f − r‖ ≤ NNₖ(r) for any real r, with NNₖ(r) the distance to its kth neighbour.
+    """‖f − r‖ ≤ NNₖ(r) for some real r, where NNₖ(r) is the distance to its kth neighbour.
 
     The share of true values is the precision of Kynkäänniemi et al. (2019): images that lie
     within the manifold that balls around the real images' features form.

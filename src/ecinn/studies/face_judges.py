@@ -1,6 +1,5 @@
 """Judges of faces: two small networks of different families that predict all attributes."""
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn.classifier.tensor_files import find_file, load_tensors, rebuild, write_tensors
@@ -21,24 +20,14 @@ from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, StoredImages, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.studies.judges import SHIPPED
+from ecinn.training.augmented import TeacherSettings, train_augmented
 from ecinn.training.networks import (
     Trained,
     assemble,
-    cosine,
-    gpu_autocast,
-    seeded,
     stored_weights,
-    train_network,
     training_record,
 )
-from ecinn.training.teacher import (
-    SMALLEST_SIDE,
-    TeacherSettings,
-    logit_of_mean,
-    mixup_weight,
-    teacher_optimiser,
-    training_batch,
-)
+from ecinn.training.teacher import SMALLEST_SIDE, logit_of_mean
 
 KIND = "face judges"
 LABELS = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
@@ -269,38 +258,23 @@ def _fit(
 ) -> Trained[JudgeNetwork]:
     """Train on the weighted cross-entropy of all attributes, with the teacher's augmentation."""
     assert data.attributes is not None
-    training = settings.training
-    seed = training.seed * 1_000_003 + number
-    images, labels = data.images.to(device), data.attributes.to(device)
     weights = attribute_weights(settings.label_weight).to(device)
-    generator = torch.Generator(device).manual_seed(seed)
-    python_generator = random.Random(seed)
-    with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        network = build().to(device)
-        if device.type == "cuda":
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-        def loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
-            weight = mixup_weight(training, python_generator)
-            x, targets = training_batch(images[batch], labels[batch], training, weight, generator)
-            with gpu_autocast(device):
-                logits = network(x).float()
-            wrong = ((logits.detach() > 0) != (targets > 0.5)).float().mean()
-            return F.binary_cross_entropy_with_logits(logits, targets, weights), wrong
+    def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        wrong = ((logits.detach() > 0) != (targets > 0.5)).float().mean()
+        return F.binary_cross_entropy_with_logits(logits, targets, weights), wrong
 
-        return train_network(
-            network,
-            loss,
-            teacher_optimiser(network, training),
-            images=len(data),
-            batch_size=training.batch_size,
-            epochs=training.epochs,
-            generator=generator,
-            schedule=cosine(training.warm_up),
-            ema_decay=training.ema_decay,
-            task=family,
-            observe=observe,
-        )
+    return train_augmented(
+        build,
+        data.images,
+        data.attributes,
+        loss,
+        settings.training,
+        number=number,
+        task=family,
+        device=device,
+        observe=observe,
+    )
 
 
 def attribute_weights(share: float) -> Float[Tensor, " attributes"]:

@@ -19,7 +19,7 @@ INCEPTION = "Inception-V3"
 REAL = "real faces"
 UNCHANGED = "unchanged faces of p"
 NEIGHBOURS = 3
-"""Of the manifold of real faces, as in Kynkäänniemi et al. (2019)."""
+"""Neighbours that define the manifold of real faces; 3, as in Kynkäänniemi et al. (2019)."""
 _BATCH = 50
 
 
@@ -30,7 +30,7 @@ REFERENCE: Mapping[Split, Split] = {
 }
 """The real faces with which the faces of a split are compared."""
 REFERENCE_FACES = 4_000
-"""At most as many of them, which bounds time."""
+"""Largest number of real faces to compare with, which bounds the time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class JudgePanel:
     inception: nn.Module | None = None
     """Maps pixels to logits of faces without and with the attribute."""
     device: str | torch.device = "cpu"
-    """Of Inception-V3."""
+    """Device that Inception-V3 runs on."""
 
     @torch.inference_mode()
     def probabilities(self, images: StoredImages) -> dict[str, Float[Tensor, " batch"]]:
@@ -64,9 +64,10 @@ class Convinced:
     """Share of images that each network of a panel classifies as their class."""
 
     images: str
-    """What the panel saw."""
+    """Name of the images that the panel classified."""
     shares: Mapping[str, Interval]
-    """By network. Of counterfactuals, those count whose original it classifies as the model."""
+    """Share for each network; a counterfactual counts only if the network and the model agree on
+    its original."""
     change: Interval | None = None
     """Mean |x̂ − x| in pixels of [0, 1], over all counterfactuals."""
 
