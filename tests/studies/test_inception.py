@@ -289,6 +289,15 @@ def test_figures_are_those_of_the_stored_weights(trained: InceptionResult, tmp_p
     assert {value.dtype for value in tensors.values() if value.ndim > 1} == {torch.float16}
     assert tensors["network.Mixed_7c.branch1x1.bn.running_var"].dtype == torch.float32
     assert path.stat().st_size < 50e6
+    settings = dataclasses.replace(TINY, stored_bits=8)
+    dataclasses.replace(trained, settings=settings).save(path)
+    assert path.stat().st_size < 23e6
+    small = load_inception(path, CPU)
+    assert small.settings == settings
+    weights, kept = trained.classifier.state_dict(), small.classifier.state_dict()
+    for name, value in weights.items():
+        largest = value.abs().amax() if value.ndim > 1 else torch.zeros(())
+        assert (value - kept[name]).abs().max() <= (0.5 / 127 + 1 / 256) * largest, name
 
 
 @pytest.mark.slow
@@ -377,20 +386,23 @@ def faces(monkeypatch) -> list[tuple[object, ...]]:
 @pytest.mark.slow
 def test_command_writes_the_network_and_its_record(faces, tmp_path: Path) -> None:
     file = tmp_path / "new" / "smiling.safetensors"
-    options = ("--epochs", 1, "--seed", 5, "--limit", 4, "--device", "cpu", "--celeba", tmp_path)
+    where = ("--device", "cpu", "--celeba", tmp_path)
+    options = ("--epochs", 1, "--seed", 5, "--bits", 8, "--limit", 4, *where)
     result = run("celeba/Smiling", "--out", file, *options)
     assert result.exit_code == 0, result.output
     assert faces == [("celeba/Smiling", s, tmp_path) for s in ("train", "validation", "test")]
     record = json.loads(file.with_suffix(".json").read_text())
     loaded = load_inception(file, CPU)
     moved = Augmentation(shift=3.0, whole_pixels=True, flip=True)
-    expected = InceptionSettings("celeba/Smiling", epochs=1, seed=5, augmentation=moved)
+    expected = InceptionSettings(
+        "celeba/Smiling", epochs=1, seed=5, augmentation=moved, stored_bits=8
+    )
     assert loaded.settings == expected
     assert record["settings"] == dataclasses.asdict(expected)
     assert record["errors"] == loaded.errors
     assert loaded.errors["test"] == error_rate(loaded.classifier, tinted(4))
     assert (record["training_images"], record["images"]) == (4, {"test": 4, "validation": 3})
-    assert record["command"].endswith("--epochs 1 --seed 5 --limit 4")
+    assert record["command"].endswith("--epochs 1 --seed 5 --bits 8 --limit 4")
     assert f"{100 * record['errors']['test']:.2f} % wrong on 4 test images" in result.stdout
     assert str(file) in result.stdout.replace("\n", "")
     assert "training" in result.stderr

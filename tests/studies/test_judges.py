@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ecinn.classifier.tensor_files import read_tensors, write_tensors
+from ecinn.classifier.tensor_files import find_file, read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError
@@ -261,8 +261,37 @@ def test_shipped_judges_are_as_good_as_they_say(shipped: Judges) -> None:
         assert abs(measured - accuracy) < 4 * (accuracy * (1 - accuracy) / 2_000) ** 0.5
     assert shipped.record["seed"] == 100
     assert shipped.record["training_images"] == 60_000
-    assert (SHIPPED / "mnist.safetensors").stat().st_size <= 1_600_000
+    assert find_file("mnist", SHIPPED, "judges").stat().st_size <= 1_600_000
     assert 64 <= shipped.features(test.images[:2]).shape[1] <= 128
+
+
+def test_8_bits_keep_the_verdicts_on_real_digits(shipped: Judges, tmp_path: Path) -> None:
+    """A copy of the shipped judges, half as large."""
+    path = tmp_path / "small.safetensors"
+    copied = load_judges("mnist")
+    copied.settings = dataclasses.replace(copied.settings, stored_bits=8)
+    copied.save(path)
+    assert path.stat().st_size < 0.55 * find_file("mnist", SHIPPED, "judges").stat().st_size
+    small = load_judges(path)
+    for name, value in shipped.state_dict().items():
+        kept = small.state_dict()[name]
+        if value.ndim < 2:
+            assert torch.equal(value, kept), name
+            continue
+        # Half a step, and the eight digits of the scale: 1/256 of the largest weight.
+        largest = value.flatten(1).abs().amax(1)
+        error = (value - kept).flatten(1).abs().amax(1)
+        assert bool((error <= (0.5 / 127 + 1 / 256) * largest).all()), name
+        assert error.max() > 0, name
+    test = load_mnist("test").first(3_000)
+    said = small.verdicts(test.images)
+    for family, labels in shipped.verdicts(test.images).items():
+        assert float((labels != said[family]).double().mean()) < 0.003
+    before, after = (
+        F.mse_loss(each.reconstruct(test.images, test.labels), scaled(test.images))
+        for each in (shipped, small)
+    )
+    assert float(after) == pytest.approx(float(before), rel=0.03)
 
 
 def test_shipped_oracles_err_on_different_images(shipped: Judges) -> None:

@@ -1,8 +1,8 @@
-"""Quantise the weights of subnets for storage.
+"""Quantise weights for storage: those of a flow's subnets, or all of another network.
 
 A coupling is invertible whatever its subnet computes, so rounding the subnet's weights keeps the
-inverse exact; everything outside the subnets is stored unrounded. 8-bit weights have one scale
-per output channel.
+inverse exact; everything else of a flow is stored unrounded. 8-bit weights have one scale per
+output channel.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,22 @@ from torch import Tensor
 from ecinn.errors import InputError
 
 STORED_BITS = (32, 16, 8)
+SUBNETS = ".subnet."
+"""Part of the names of a flow's weights that may be rounded."""
 _SCALE = ".scale"
 
 
-def pack(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """Return the tensors to write: with 8 bits kernels are integers and vectors float16."""
+def pack(weights: Mapping[str, Tensor], bits: int, rounded: str = SUBNETS) -> dict[str, Tensor]:
+    """Return the tensors to write: with 8 bits kernels are integers and vectors float16.
+
+    Args:
+        rounded: part of the names of the weights to round; "" rounds all of them.
+    """
     if bits not in STORED_BITS:
         raise InputError(f"weights are stored with 32, 16 or 8 bits, not {bits}")
     packed: dict[str, Tensor] = {}
     for name, value in weights.items():
-        if bits == 32 or ".subnet." not in name or not value.is_floating_point():
+        if bits == 32 or rounded not in name or not value.is_floating_point():
             packed[name] = value
         elif bits == 16 or value.ndim < 2:
             packed[name] = value.half()

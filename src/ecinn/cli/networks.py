@@ -1,6 +1,7 @@
 """`ecinn teacher`, `ecinn inception` and `ecinn judges`: train networks that are not flows."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,14 @@ FACES = "celeba/Smiling"
 """Dataset of teacher and judges; the attribute does not matter: they learn all of them."""
 SHOWN = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
 """The attributes of the paper."""
+
+
+class Bits(StrEnum):
+    """Bits per stored weight."""
+
+    EIGHT = "8"
+    SIXTEEN = "16"
+
 
 OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
 Epochs = Annotated[int, typer.Option(min=1)]
@@ -86,6 +95,7 @@ def inception(
     out_file: OutFile,
     epochs: Epochs = 9,
     seed: Seed = 0,
+    bits: Annotated[Bits, typer.Option(help="Bits per stored weight.")] = Bits.SIXTEEN,
     limit: Limit = None,
     celeba: CelebA = None,
     device: Device = "auto",
@@ -104,7 +114,9 @@ def inception(
         )
     # The augmentation of the INN of faces; the paper does not specify it.
     augmentation = Augmentation(shift=3.0, whole_pixels=True, flip=True)
-    settings = InceptionSettings(dataset, epochs, seed=seed, augmentation=augmentation)
+    settings = InceptionSettings(
+        dataset, epochs, seed=seed, augmentation=augmentation, stored_bits=int(bits)
+    )
     data, validation, test = (
         load_images(dataset, split, celeba).first(limit)
         for split in ("train", "validation", "test")
@@ -118,7 +130,7 @@ def inception(
         f"{100 * error:.2f} % wrong on {len(held_out[name]):,} {name} images"
         for name, error in result.errors.items()
     ]
-    command = f"inception {dataset} --out FILE --epochs {epochs} --seed {seed}"
+    command = f"inception {dataset} --out FILE --epochs {epochs} --seed {seed} --bits {bits}"
     record = {"errors": dict(result.errors), **result.record}
     _report(out_file, command, limit, settings, record, lines, json_output)
 

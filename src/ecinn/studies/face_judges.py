@@ -41,16 +41,18 @@ Features = Float[Tensor, "batch features"]
 
 @dataclass(frozen=True)
 class FaceJudgeSettings:
-    """Sizes for 3 MiB together, with weights as float16, and the training of both networks."""
+    """Sizes for 2.2 MiB together, and the training of both networks."""
 
-    residual_widths: tuple[int, ...] = (24, 48, 80, 112)
-    separable_widths: tuple[int, ...] = (32, 80, 160, 256)
+    residual_widths: tuple[int, ...] = (32, 64, 96, 128)
+    separable_widths: tuple[int, ...] = (40, 96, 192, 320)
     separable_depths: tuple[int, ...] = (2, 4, 8)
     """Layers of each stage after the first, which is a single convolution."""
     label_weight: float = 0.5
     """Share of the loss that belongs to the labels of the paper; all attributes share the rest."""
     training: TeacherSettings = field(default_factory=lambda: TeacherSettings(epochs=80, seed=100))
     """Schedule, augmentation and seed; a teacher's width does not apply."""
+    stored_bits: int = 8
+    """Bits per stored weight of convolutions and matrices; vectors are float32."""
 
 
 class JudgeNetwork(nn.Module):
@@ -179,7 +181,7 @@ class FaceJudges(nn.Module):
             "settings": asdict(self.settings),
             "record": self.record,
         }
-        write_tensors(path, stored_weights(self), about)
+        write_tensors(path, stored_weights(self, self.settings.stored_bits), about)
 
 
 def _builders(
@@ -236,7 +238,7 @@ def train_face_judges(
     stored = {
         f"networks.{training.task}.{name}": value
         for training in trainings
-        for name, value in stored_weights(training.network).items()
+        for name, value in stored_weights(training.network, settings.stored_bits).items()
     }
     judges = assemble(lambda: FaceJudges(attributes, settings), stored, device)
     judges.record = {

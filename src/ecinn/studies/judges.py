@@ -67,6 +67,8 @@ class JudgeSettings:
     rotate: float = 8.0
     scale: float = 0.08
     shear: float = 0.08
+    stored_bits: int = 16
+    """Bits per stored weight: 16, or 8 with vectors of 16 bits."""
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -198,7 +200,7 @@ class Judges(nn.Module):
             "settings": dataclasses.asdict(self.settings),
             "record": self.record,
         }
-        write_tensors(path, stored_weights(self, vectors=True), about)
+        write_tensors(path, stored_weights(self, self.settings.stored_bits, vectors=True), about)
 
 
 def shipped_judges() -> list[str]:
@@ -268,7 +270,8 @@ def train_judges(
         _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
         for number, (task, network, epochs, part) in enumerate(assignments)
     ]
-    judges = assemble(build, stored_weights(networks, vectors=True), device)
+    stored = stored_weights(networks, settings.stored_bits, vectors=True)
+    judges = assemble(build, stored, device)
     judges.record = {
         "seed": seed,
         "test_images": len(test),

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ecinn.classifier.quantisation import pack, unpack
 from ecinn.errors import EcinnError
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.training.step import cosine_schedule, ema_weight
@@ -154,15 +155,17 @@ def timing_record(
     }
 
 
-def stored_weights(network: nn.Module, *, vectors: bool = False) -> dict[str, Tensor]:
-    """Return the weights to store: kernels and matrices, on request also vectors, as float16.
+def stored_weights(
+    network: nn.Module, bits: int = 16, *, vectors: bool = False
+) -> dict[str, Tensor]:
+    """Return the weights to store: kernels and matrices with these bits, vectors as they are.
 
-    Variances of batch norms may be too small for float16.
+    Args:
+        vectors: store them as float16, too; variances of batch norms may be too small for it.
     """
-    return {
-        name: value.half() if value.is_floating_point() and (vectors or value.ndim > 1) else value
-        for name, value in network.state_dict().items()
-    }
+    weights = network.state_dict()
+    rounded = {name: value for name, value in weights.items() if vectors or value.ndim > 1}
+    return {**weights, **pack(rounded, bits, rounded="")}
 
 
 def assemble(
@@ -171,7 +174,7 @@ def assemble(
     """Build a network with stored weights, in evaluation mode and without gradients."""
     with torch.device("meta"):
         network = build()
-    network.to_empty(device=device).load_state_dict(dict(weights))
+    network.to_empty(device=device).load_state_dict(unpack(weights))
     return network.eval().requires_grad_(requires_grad=False)
 
 

@@ -47,6 +47,8 @@ class InceptionSettings:
     side: int = SIDE
     """Paper: images are enlarged to this many pixels a side."""
     seed: int = 0
+    stored_bits: int = 16
+    """Bits per stored weight of convolutions and matrices: 16 or 8."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class InceptionResult:
             "errors": self.errors,
             "record": self.record,
         }
-        write_tensors(path, stored_weights(self.classifier), about)
+        write_tensors(path, stored_weights(self.classifier, self.settings.stored_bits), about)
 
 
 def load_inception(
@@ -122,7 +124,8 @@ def train_inception(
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
     ):
         training = fit(build().to(device), data, settings, observe)
-    classifier = assemble(build, stored_weights(training.network), device)
+    stored = stored_weights(training.network, settings.stored_bits)
+    classifier = assemble(build, stored, device)
     record = {
         "images": {name: len(images) for name, images in held_out.items()},
         **training_record([training], len(data), device),
