@@ -213,7 +213,7 @@ class Model:
             return to_uint8(self.classifier.sample(label, generator, temperature))
 
     def save(self, path: str | Path) -> None:
-        """Write the model to one safetensors file, which `load` reads."""
+        """Write the model to one file, .safetensors or compressed .safetensors.xz."""
         save_checkpoint(self.checkpoint, Path(path))
 
     def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import lzma
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from ecinn.classifier.checkpoint import (
     SHIPPED,
     Checkpoint,
     load_checkpoint,
+    model_name,
     save_checkpoint,
     shipped_models,
 )
@@ -22,9 +24,10 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import MNIST, RECIPES
+from ecinn.classifier.tensor_files import find_file, shipped_names
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
 from ecinn.errors import EcinnError, InputError
-from ecinn.files import atomic_write, output_folder
+from ecinn.files import ASSETS, atomic_write, output_folder
 from ecinn.flow.network import Architecture
 from helpers.builders import randomise
 
@@ -56,6 +59,37 @@ def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert not back.classifier.training
 
 
+def test_a_compressed_file_holds_the_same_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plain, compressed = tmp_path / "m.safetensors", tmp_path / "m.safetensors.xz"
+    for path in (plain, compressed):
+        save_checkpoint(checkpoint, path)
+    data = lzma.decompress(compressed.read_bytes())
+    assert len(data) == plain.stat().st_size
+    tensors = load(plain.read_bytes())
+    assert all(torch.equal(value, tensors.pop(name)) for name, value in load(data).items())
+    assert not tensors
+    assert compressed.stat().st_size < 0.8 * plain.stat().st_size
+    back, expected = load_checkpoint(compressed), load_checkpoint(plain).classifier.state_dict()
+    assert model_name(compressed) == model_name(plain) == "m"
+    assert back.metrics == checkpoint.metrics
+    for name, value in back.classifier.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    for damaged in (compressed.read_bytes()[:-40], plain.read_bytes(), b""):
+        compressed.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"m\.safetensors\.xz is damaged"):
+            load_checkpoint(compressed)
+
+
+def test_shipped_files_are_found_by_name_compressed_or_not(tmp_path: Path) -> None:
+    for file in ("b.safetensors", "a-b.safetensors.xz", "c.json", "d.xz"):
+        (tmp_path / file).touch()
+    assert shipped_names(tmp_path) == ["a-b", "b"]
+    assert find_file("b", tmp_path, "model") == tmp_path / "b.safetensors"
+    assert find_file("a-b", tmp_path, "model") == tmp_path / "a-b.safetensors.xz"
+    for folder in (SHIPPED, ASSETS / "judges"):
+        assert len(list(folder.iterdir())) == len(shipped_names(folder))
+
+
 @pytest.mark.parametrize("crop", [None, FaceCrop(120, webp_quality=None), FaceCrop(99, 70)])
 def test_the_crop_of_faces_is_stored(
     checkpoint: Checkpoint, tmp_path: Path, crop: FaceCrop | None
@@ -83,7 +117,9 @@ def test_a_training_folder_is_a_model(checkpoint: Checkpoint, tmp_path: Path) ->
 @pytest.mark.parametrize("name", shipped_models())
 def test_shipped_models_are_read_with_the_current_names(name: str) -> None:
     """Every setting is found under its name of today, also in the training record."""
-    data = (SHIPPED / f"{name}.safetensors").read_bytes()
+    path = find_file(name, SHIPPED, "model")
+    data = path.read_bytes()
+    data = lzma.decompress(data) if path.suffix == ".xz" else data
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     stored = json.loads(header["__metadata__"]["about"])
     checkpoint = load_checkpoint(name)

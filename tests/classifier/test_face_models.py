@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint
+from ecinn.classifier.tensor_files import find_file
 from ecinn.data.celeba import class_names
 from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.model import Model, load
@@ -37,7 +38,7 @@ def test_load_by_name(model: Model) -> None:
     assert recipe.beta == 1.0
     assert model.classifier.image_shape == (3, 64, 64)
     assert model.class_names == class_names(recipe.dataset.removeprefix("celeba/"))
-    assert (SHIPPED / f"{recipe.name}.safetensors").stat().st_size < 5.5 * 2**20
+    assert find_file(recipe.name, SHIPPED, "model").stat().st_size < 5.5 * 2**20
     assert model.checkpoint.metrics["n"] == 989
     assert model.checkpoint.metrics["bits_per_dim"] < 4.05
     assert model.checkpoint.metrics["reached_q"] > 0.995

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import lzma
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from ecinn.files import atomic_write
 
 FORMAT = "ecinn-2"
 SUFFIX = ".safetensors"
+COMPRESSED = ".xz"
+"""After `SUFFIX`, the suffix of compressed files: a tenth smaller with 8-bit weights."""
 _FORMAT_1_NAMES = {
     "experiment": "recipe",
     "refinement": "finetuning",
@@ -35,22 +38,28 @@ Loaded = TypeVar("Loaded")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON description to one safetensors file, completely or not at all."""
+    """Write tensors and a JSON description to one safetensors file, completely or not at all.
+
+    A name that ends in .xz compresses the file, without loss.
+    """
     metadata = {"format": FORMAT, "about": json.dumps(about)}
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    atomic_write(path, safetensors.save(contiguous, metadata))
+    data = safetensors.save(contiguous, metadata)
+    atomic_write(path, lzma.compress(data) if path.suffix == COMPRESSED else data)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """Read the tensors and the description that `write_tensors` wrote."""
     try:
         data = path.read_bytes()
+        if path.suffix == COMPRESSED:
+            data = lzma.decompress(data)
         tensors = safetensors.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = header.get("__metadata__", {})
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, lzma.LZMAError) as error:
         raise InputError(
             f"{path} is damaged or not a safetensors file ({error}); fetch or train it again"
         ) from error
@@ -87,7 +96,8 @@ def find_file(
     """Return the path of a shipped file by its name, or of any file; in a folder, of `default`."""
     names = shipped_names(shipped)
     if str(name_or_path) in names:
-        return shipped / f"{name_or_path}{SUFFIX}"
+        path = shipped / f"{name_or_path}{SUFFIX}"
+        return path if path.is_file() else path.with_name(path.name + COMPRESSED)
     path = Path(name_or_path)
     if default is not None and path.is_dir():
         path = path / default
@@ -108,7 +118,8 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def shipped_names(folder: Path) -> list[str]:
     """Return the names of the files that ship in a folder."""
-    return sorted(path.stem for path in folder.glob(f"*{SUFFIX}"))
+    files = (path.name.removesuffix(COMPRESSED) for path in folder.iterdir())
+    return sorted({name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)})
 
 
 def _format_1(about: Any) -> Any:  # noqa: ANN401
