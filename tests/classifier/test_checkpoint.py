@@ -59,6 +59,29 @@ def test_everything_comes_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert not back.classifier.training
 
 
+def test_tied_means_are_stored_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Files of earlier versions, which hold both, and models that are not tied keep both."""
+    mu = checkpoint.classifier.mu.detach()
+    tied = dataclasses.replace(checkpoint, mu_bar=mu.clone())
+    assert tied.recipe.tied
+    once, twice, untied = (tmp_path / f"{name}.safetensors" for name in ("once", "twice", "un"))
+    save_checkpoint(tied, once)
+    assert "mu_bar" not in load(once.read_bytes())
+    twice.write_bytes(once.read_bytes())
+    _rewrite(twice, lambda about, m, t: t.update(mu_bar=mu.clone()))
+    assert 3 * 64 * 4 <= twice.stat().st_size - once.stat().st_size < 3 * 64 * 4 + 100
+    paper = dataclasses.replace(tied.recipe, tied=False)
+    save_checkpoint(dataclasses.replace(tied, recipe=paper), untied)
+    assert torch.equal(load(untied.read_bytes())["mu_bar"], mu)
+    for path in (once, twice, untied):
+        back = load_checkpoint(path)
+        assert torch.equal(back.mu_bar, mu)
+        assert torch.equal(back.classifier.mu, mu)
+        assert not back.mu_bar.requires_grad
+        back.mu_bar.zero_()
+        assert torch.equal(back.classifier.mu, mu)
+
+
 def test_a_compressed_file_holds_the_same_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
     plain, compressed = tmp_path / "m.safetensors", tmp_path / "m.safetensors.xz"
     for path in (plain, compressed):
@@ -172,7 +195,9 @@ DAMAGE = {
     ),
     "wrong type": lambda path: _rewrite(path, lambda a, m, t: a["recipe"].update(beta="high")),
     "unknown setting": lambda path: _rewrite(path, lambda a, m, t: a["recipe"].update(gan=1)),
-    "no means": lambda path: _rewrite(path, lambda a, m, t: t.pop("mu_bar")),
+    "no means": lambda path: _rewrite(
+        path, lambda a, m, t: (t.pop("mu_bar"), a["recipe"].update(tied=False))
+    ),
     "other means": lambda path: _rewrite(
         path, lambda a, m, t: t.update(mu_bar=torch.zeros(2, 64))
     ),

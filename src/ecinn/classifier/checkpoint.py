@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -56,10 +57,15 @@ def shipped_models() -> list[str]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a model, completely or not at all, with its weights quantised as the recipe says."""
+    """Write a model, completely or not at all, with its weights quantised as the recipe says.
+
+    Tied class means, μ = μ̄, are stored once.
+    """
+    mu_bar = checkpoint.mu_bar.cpu()
     packed = pack(checkpoint.classifier.state_dict(), checkpoint.recipe.stored_bits)
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
-    tensors["mu_bar"] = checkpoint.mu_bar
+    if not (checkpoint.recipe.tied and torch.equal(tensors["classifier.mu"].cpu(), mu_bar)):
+        tensors["mu_bar"] = mu_bar
     limits = {}
     for name in ("texture", "pose"):
         score = getattr(checkpoint.ood, name)
@@ -100,7 +106,9 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
     # Models of format 1 have no temperature.
     weights = {"tau": classifier.tau} | unpack(below(tensors, "classifier"))
     classifier.load_state_dict(weights)
-    if tensors["mu_bar"].shape != classifier.mu.shape:
+    mu = classifier.mu.detach().clone()
+    mu_bar = tensors.get("mu_bar", mu) if recipe.tied else tensors["mu_bar"]
+    if mu_bar.shape != classifier.mu.shape:
         raise ValueError("mu_bar and mu differ in shape")
     limits = about.get("typical_limits", {})
     texture = pose = None
@@ -115,7 +123,7 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
     return Checkpoint(
         recipe,
         classifier.eval().requires_grad_(requires_grad=False),
-        tensors["mu_bar"],
+        mu_bar,
         OODDetector((float(low), float(high)), texture, pose),
         tuple(about["class_names"]),
         about["metrics"],
