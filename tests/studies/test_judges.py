@@ -60,9 +60,10 @@ def trained(channels: int = 1, seed: int = 3, **changes) -> Judges:
     return train_judges(train, test, seed=seed, device=CPU, settings=settings)
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["grey", "colour"])
+@pytest.fixture(scope="module", params=[(1, 16), (3, 8)], ids=["grey", "colour, 8 bits"])
 def judges(request: pytest.FixtureRequest) -> Judges:
-    return trained(request.param)
+    channels, bits = request.param
+    return trained(channels, stored_bits=bits)
 
 
 def test_a_small_training_learns(judges: Judges) -> None:
@@ -113,7 +114,8 @@ def test_saved_and_loaded_judges_answer_alike(judges: Judges, tmp_path: Path) ->
     assert loaded.record == json.loads(json.dumps(judges.record))
     assert (loaded.shape, loaded.class_names) == (judges.shape, judges.class_names)
     tensors, _ = read_tensors(path)
-    assert {value.dtype for value in tensors.values()} == {torch.float16, torch.int64}
+    used = {16: set(), 8: {torch.int8, torch.bfloat16}}[judges.settings.stored_bits]
+    assert {value.dtype for value in tensors.values()} == {torch.float16, torch.int64} | used
 
 
 def test_results_do_not_depend_on_the_other_images(judges: Judges) -> None:
