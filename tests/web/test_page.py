@@ -212,7 +212,7 @@ def test_the_default_confidence_of_a_network(browser, mnist: Model, tmp_path: Pa
         visitor = Visitor(browser, address)
         page = visitor.open("/#model=sure&sample=90&target=8")
         choices = page.locator("#confidence option").all_inner_texts()
-        assert choices[:2] == ["90 % (this network's default)", "convincing (the paper's α₁)"]
+        assert choices[:2] == ["90 % (the default)", "α₁ (the paper's)"]
         asked = mnist.explain(digit, 8, confidence=0.9, correct=True)
         assert alpha(page) == pytest.approx(float(asked.alpha), abs=1e-3)
         expect(page.locator("#sentences")).to_contain_text("This network's default of 90 % gives")
@@ -230,7 +230,7 @@ def test_the_default_confidence_of_a_network(browser, mnist: Model, tmp_path: Pa
         other.locator("#models label", has_text="Digits").click()
         expect(other.locator("#confidence")).to_have_value("")
         assert other.locator("#confidence option").all_inner_texts()[:2] == [
-            "convincing (the paper's α₁)",
+            "α₁ (the paper's)",
             "50 %",
         ]
         settled(other)

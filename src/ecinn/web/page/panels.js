@@ -85,7 +85,7 @@ export function showConfidences(select, { default_confidence: usual }, confidenc
   const linked = typeof confidence === "number" ? [confidence] : [];
   const others = [...new Set([...CONFIDENCES, ...linked])].sort((a, b) => a - b);
   const choices = usual === ALPHA_1 ? others : [ALPHA_1, ...others];
-  const first = usual === ALPHA_1 ? choiceWords(usual) : `${choiceWords(usual)} (this network's default)`;
+  const first = usual === ALPHA_1 ? choiceWords(usual) : `${choiceWords(usual)} (the default)`;
   select.replaceChildren(new Option(first, ""), ...choices.map((each) => new Option(choiceWords(each), each)));
   select.value = confidence === usual ? "" : String(confidence ?? "");
 }

@@ -50,7 +50,7 @@ export function whole(confidence) {
 
 /** A choice of confidence. */
 export function choiceWords(confidence) {
-  return confidence === ALPHA_1 ? "convincing (the paper's α₁)" : whole(confidence);
+  return confidence === ALPHA_1 ? "α₁ (the paper's)" : whole(confidence);
 }
 
 /** The name of the slider's stop at the counterfactual. */
