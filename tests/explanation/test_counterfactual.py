@@ -215,10 +215,10 @@ def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
         by_default = replace(e, confidence_by_default=not plain)
         assert explanation_sheet(by_default, 0).names[2] == (
             "convincing",
-            "α₁\n(the paper's)" if plain else "25 % requested\n(this model's default)",
+            "alpha_1\n(the paper's)" if plain else "25 % requested\n(this model's default)",
         )
         assert sheet.names[2][0] == ("convincing" if plain else "as requested")
-        assert sheet.names[2][1] == ("α₁\n(the paper's)" if plain else "25 % requested")
+        assert sheet.names[2][1] == ("alpha_1\n(the paper's)" if plain else "25 % requested")
         for column, q in enumerate((2, 3)):
             panel = sheet.rows[2][column]
             shown = int(e.convincing_certificate.winner[0, column]) if plain else q

@@ -24,7 +24,7 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
             ("tipping point", f"“{name}” and the target\ntie before rounding"),
             (
                 "as requested" if by_user else "convincing",
-                e.requested.replace(" (", "\n("),
+                drawn_request(e.requested, break_line=True),
             ),
             (
                 "heatmap",
@@ -33,6 +33,16 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
             ),
         ),
     )
+
+
+def drawn_request(words: str, *, break_line: bool = False) -> str:
+    """Return `Explanation.requested` for a picture, whose font has no Greek letters.
+
+    >>> drawn_request("α₁ (the paper's)")
+    "alpha_1 (the paper's)"
+    """
+    words = words.replace("α₁", "alpha_1")
+    return words.replace(" (", "\n(") if break_line else words
 
 
 def scale(limit: float) -> str:

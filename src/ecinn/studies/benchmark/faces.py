@@ -17,6 +17,7 @@ from ecinn.drawing.grid import Grid, Panel, draw
 from ecinn.drawing.table import Table, percent, percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, request_in_words
+from ecinn.explanation.sheet import drawn_request
 from ecinn.metrics.statistics import Interval, wilson
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_pixels, to_uint8
@@ -133,7 +134,7 @@ def measure_faces(
         for kind, rows in {"random": random, "worst": worst}.items()
     }
     if len(chosen):
-        title = f"{titles['hardest']}, {changed.default}"
+        title = f"{titles['hardest']}, {drawn_request(changed.default)}"
         pairs = pair_grid(x[chosen], convincing[chosen], of_q[chosen], title)
         sheets["hardest"] = draw(pairs, pictures.tile_for(x.shape[-1]))
     return result, sheets
@@ -276,7 +277,10 @@ def face_grid(explanation: Explanation, title: str) -> Grid:
         names=(
             ("input", "and its posterior"),
             ("tipping point", "both equally likely"),
-            ("convincing", explanation.requested.replace(" (", "\n(") + "\nposterior as stored"),
+            (
+                "convincing",
+                f"{drawn_request(explanation.requested, break_line=True)}\nposterior as stored",
+            ),
             ("heatmap", "red: lighter\nblue: darker"),
         ),
     )
