@@ -38,8 +38,8 @@ def main() -> None:
             forward, bare, whole, verified = seconds(
                 lambda x=x: model.classifier.encode(x),
                 lambda x=x, q=q: counterfactual(model.classifier, model.mu_bar, x, q),
-                lambda x=x, q=q: model.explain(x, q[:, None], check=False),
-                lambda x=x, q=q: model.explain(x, q[:, None]),
+                lambda x=x, q=q: model.explain(x, q[:, None], confidence="alpha_1", check=False),
+                lambda x=x, q=q: model.explain(x, q[:, None], confidence="alpha_1"),
                 repeats=repeats,
             )
             rows.append(

@@ -1,5 +1,6 @@
 """The shipped models on real images, through the Python interface."""
 
+import dataclasses
 import inspect
 import io
 
@@ -20,6 +21,7 @@ from ecinn.metrics.counterfactuals import elastic_net, share_inside
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
 from ecinn.training.evaluation import evaluate, random_offsets
+from helpers.builders import random_images, small_model, with_default
 
 IMAGES = 200
 
@@ -39,6 +41,30 @@ def explanation(mnist, digits):
     predicted = mnist.predict(images).argmax(1)
     q = (predicted + 1 + torch.arange(IMAGES) % 9) % 10
     return mnist.explain(images, q[:, None])
+
+
+def test_without_a_request_the_models_default_is_used(generator) -> None:
+    """A number or "alpha_1" replaces it; a model without one uses α₁."""
+    plain, data = small_model(), random_images(40, 1, 3, 4)
+    default = 0.6 + 0.35 * float(torch.rand((), generator=generator))
+    model = with_default(plain, default)
+    assert (plain.default_confidence, model.default_confidence) == ("alpha_1", default)
+    e, paper = model.explain(data.images), model.explain(data.images, confidence="alpha_1")
+    assert (e.confidence, e.confidence_by_default) == (default, True)
+    q, posterior = e.q[..., None], e.convincing_certificate.posterior
+    of_q = posterior.gather(-1, q).squeeze(-1)[e.reachable]
+    torch.testing.assert_close(of_q, torch.full_like(of_q, default), atol=1e-4, rtol=0)
+    asked = model.explain(data.images, confidence=default)
+    assert asked == dataclasses.replace(e, confidence_by_default=False)
+    torch.testing.assert_close(paper.alpha, 0.8 + paper.alpha_0 / 2)
+    assert not torch.allclose(e.convincing, paper.convincing, atol=0.01)
+    assert (paper.confidence, paper.confidence_by_default) == ("alpha_1", False)
+    assert paper == plain.explain(data.images) == plain.explain(data.images, confidence="alpha_1")
+
+
+def test_an_evaluation_is_at_the_papers_point(generator) -> None:
+    plain, data = small_model(), random_images(40, 1, 3, 4)
+    assert evaluate(with_default(plain, 0.99), data) == evaluate(plain, data)
 
 
 def test_accuracy_and_density_of_the_shipped_model(mnist, digits) -> None:

@@ -18,7 +18,7 @@ from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
-from ecinn.explanation.result import Explanation, join
+from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, to_pixels, to_uint8
@@ -96,6 +96,17 @@ class Model:
         """Inverse temperature of the posterior."""
         return self.classifier.tau
 
+    @property
+    def default_confidence(self) -> Confidence:
+        """What `explain` requests by default: its recipe's confidence, or "alpha_1"."""
+        return self.recipe.default_confidence or ALPHA_1
+
+    def request(self, confidence: Confidence | None) -> tuple[Confidence, bool]:
+        """Return the confidence, for None the default, and whether that is the model's own."""
+        if confidence is not None:
+            return confidence, False
+        return self.default_confidence, self.default_confidence != ALPHA_1
+
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x) and log |det J| of pixels."""
         with exact_convolutions():
@@ -128,7 +139,7 @@ class Model:
         images: ImagesLike,
         target: TargetsLike = "all",
         *,
-        confidence: float | None = None,
+        confidence: Confidence | None = None,
         path: int | Sequence[float] | None = None,
         check: bool = True,
         correct: bool = False,
@@ -140,13 +151,15 @@ class Model:
 
         Args:
             target: a class by name or number, several, one row per image, or "all".
-            confidence: the p(q) of the convincing counterfactual, instead of α₁.
+            confidence: the p(q) of the convincing counterfactual, or "alpha_1" for the paper's
+                α₁; None for the model's default, `default_confidence`.
             path: also return the path, at these α, or at this many from x to the counterfactual.
             check: let the classifier read the stored 8-bit images: one more evaluation.
             correct: correct α where the stored image is not classified as requested: two more
                 evaluations each time.
             observe: is told how many images are done.
         """
+        confidence, by_default = self.request(confidence)
         given = self.read(images)
         targets = self.targets(target)
         parts: list[Explanation] = []
@@ -185,6 +198,7 @@ class Model:
         return dataclasses.replace(
             whole,
             model=self.name,
+            confidence_by_default=by_default,
             sources=tuple(given.sources[i] for i in kept) if any(given.sources) else (),
             remarks=tuple(given.remarks[i] for i in kept) if any(given.remarks) else (),
             skipped=tuple(dataclasses.replace(s, source=given.sources[s.index]) for s in skipped),

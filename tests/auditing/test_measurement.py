@@ -1,5 +1,6 @@
 """Check audits against explicit loops, and the page as a browser would read it."""
 
+import html
 import json
 import math
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from ecinn.flow.network import Architecture
 from ecinn.metrics.statistics import Interval, wilson
 from ecinn.model import Model
 from ecinn.progress import Progress
-from helpers.builders import randomise
+from helpers.builders import randomise, with_default
 from helpers.command_line import fails, run
 
 
@@ -102,6 +103,26 @@ def test_mean_maps_are_the_means_of_explanations_one_by_one(model: Model, data: 
             (pair.counterfactual, (images + heatmaps).mean(0)),
         ):
             torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_an_audit_uses_the_default_of_each_model_unless_told(faces: Model, data: Dataset) -> None:
+    sure, surer = with_default(faces, 0.7), with_default(faces, 0.8)
+    own = "{} % requested (this model's default)"
+    for request, words, their_words in (
+        (None, own.format(70), own.format(80)),
+        (0.6, "60 % requested", "60 % requested"),
+        ("alpha_1", "α₁ (the paper's)", "α₁ (the paper's)"),
+    ):
+        result = audit(sure, data, n=5, confidence=request, others={"surer": surer})
+        for row, index in enumerate(result.index.tolist()):
+            e = sure.explain(data.images[index][None], confidence=request)
+            assert torch.equal(e.stored_convincing[0, 0], result.flips.counterfactuals[row])
+        (comparison,) = result.comparisons
+        assert (result.to_dict()["requested"], comparison.requested) == (words, their_words)
+        theirs = surer.explain(data.images[result.index], confidence=request).heatmap[:, 0]
+        torch.testing.assert_close(comparison.absolute, theirs.abs().mean(0), atol=1e-5, rtol=1e-3)
+        page = html.unescape(result.html())
+        assert f"Changed images: {words}; surer: {their_words}." in page
 
 
 def test_images_of_one_predicted_class_get_all_targets_in_turn(

@@ -51,6 +51,15 @@ def value(table: Table, name: str) -> str:
     return next(row[1] for row in table.rows if row[0] == name)
 
 
+def test_the_default_counterfactual_is_named(make) -> None:
+    """Also where it is the paper's."""
+    name, plain = "default counterfactual", make()
+    assert value(card(plain, 1).settings, name) == "at α₁ (the paper's)"
+    recipe = dataclasses.replace(plain.recipe, default_confidence=0.985)
+    said = value(card(make(recipe=recipe), 1).settings, name)
+    assert said == "98.5 % requested (`--confidence alpha_1` for the paper's α₁)"
+
+
 def test_proportions_are_reported_as_numbers_of_test_images(make) -> None:
     metrics = {
         "n": 989, "error": 86 / 989, "calibration_error": 0.0213,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import lzma
+import math
 import resource
 import subprocess
 import sys
@@ -111,6 +112,30 @@ def test_shipped_files_are_found_by_name_compressed_or_not(tmp_path: Path) -> No
     assert find_file("a-b", tmp_path, "model") == tmp_path / "a-b.safetensors.xz"
     for folder in (SHIPPED, ASSETS / "judges"):
         assert len(list(folder.iterdir())) == len(shipped_names(folder))
+
+
+def test_the_default_confidence_is_stored_and_checked(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.safetensors"
+    recipe = dataclasses.replace(checkpoint.recipe, default_confidence=0.97)
+    save_checkpoint(dataclasses.replace(checkpoint, recipe=recipe), path)
+    assert load_checkpoint(path).recipe == recipe
+    for wrong in (0.5, 1.0, 0.2, math.nan):
+        with pytest.raises(InputError, match=r"above 0\.5 and below 1"):
+            dataclasses.replace(recipe, default_confidence=wrong)
+        about_recipe = {"default_confidence": wrong}
+        _rewrite(path, lambda about, m, t, new=about_recipe: about["recipe"].update(new))
+        with pytest.raises(InputError, match=r"above 0\.5 and below 1"):
+            load_checkpoint(path)
+
+
+def test_only_the_recipes_of_faces_have_a_default_confidence() -> None:
+    """Shipped files from before it was stored have none."""
+    own = {name for name, recipe in RECIPES.items() if recipe.default_confidence is not None}
+    labels = ("smile", "cheekbones", "lipstick", "makeup", "smile-plain")
+    assert own == {f"celeba-{label}" for label in labels}
+    assert load_checkpoint("mnist").recipe.default_confidence is None
 
 
 @pytest.mark.parametrize("crop", [None, FaceCrop(120, webp_quality=None), FaceCrop(99, 70)])

@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from ecinn.cli.explain import _describe as describe
+from helpers.builders import with_default
 from helpers.command_line import fails, run
 
 THREE = 18  # the first three among the test images
@@ -182,8 +183,31 @@ def test_the_requested_confidence_is_reached_or_refused(three: Path, tmp_path: P
     assert abs(target["convincing"]["stored_posterior"]["8"] - 0.8) <= 0.05
     assert target["passes"] == 3 + 2 * target["corrections"]
     assert target["path"] is None
-    for wrong in (0, 1, 1.5, "nan"):
+    for wrong in (0, 1, 1.5, "nan", "alpha"):
         assert "above 0 and below 1" in fails("explain", three, "--confidence", wrong)
+
+
+def test_the_models_default_is_used_and_named(three: Path, tmp_path: Path, mnist) -> None:
+    """A request by number or by name replaces it."""
+    with_default(mnist, 0.9).save(tmp_path / "sure.safetensors")
+    arguments = ["explain", three, "--target", 8, "--out", tmp_path, "--model"]
+    for model, request, confidence, words in (
+        (tmp_path / "sure.safetensors", None, 0.9, "90 % requested (this model's default)"),
+        (tmp_path / "sure.safetensors", 0.6, 0.6, "60 % requested"),
+        (tmp_path / "sure.safetensors", "alpha_1", "alpha_1", "α₁ (the paper's)"),
+        ("mnist", None, "alpha_1", "α₁ (the paper's)"),
+    ):
+        options = [] if request is None else ["--confidence", request]
+        code, stdout, stderr = run(*arguments, model, *options)
+        assert code == 0, stderr
+        assert stdout.startswith(f"Counterfactuals: {words}\n")
+        report = json.loads(run(*arguments, model, *options, "--json")[1])
+        assert (report["confidence"], report["requested"]) == (confidence, words)
+        (target,) = report["images"][0]["targets"]
+        if confidence == "alpha_1":
+            assert target["alpha"] == target["alpha_1"]
+        else:
+            assert target["convincing"]["posterior"]["8"] == pytest.approx(confidence, abs=1e-3)
 
 
 def test_one_bad_image_does_not_stop_the_others(three: Path, tmp_path: Path) -> None:
@@ -232,11 +256,11 @@ def test_a_missed_target_suggests_the_correction_once(
 ) -> None:
     arguments = ["explain", "--sample", 18, "--target", 8, "--out", tmp_path, "--json"]
     (report,) = json.loads(run(*arguments)[1])["images"]
-    describe(report, None)
+    describe(report, "alpha_1")
     assert "try --correct" not in capsys.readouterr().out
     (target,) = report["targets"]
     target |= {"as_requested": False, "corrections": corrections}
-    describe(report, None)
+    describe(report, "alpha_1")
     printed = capsys.readouterr().out
     assert ("try --correct" in printed) == (corrections == 0)
     assert ("alpha corrected 8 times" in printed) == (corrections == 8)

@@ -1,5 +1,7 @@
 """ECINN on a rotation, whose every answer is known."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -203,20 +205,26 @@ def test_wrong_targets_are_refused(target: object, says: str) -> None:
 def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
     """The name of the end, the share that is shown, warnings, and the scale of the colours."""
     names = ("a", "b", "c", "d")
-    for confidence in (None, 0.25):
+    for confidence in ("alpha_1", 0.25):
         e = explain(
             rotation, rotation.mu_bar, x[:1], [2, 3], confidence=confidence, class_names=names
         )
         sheet = explanation_sheet(e, 0)
         assert sheet.title == "Why is this “a”, and not …?"
-        assert sheet.names[2][0] == ("convincing" if confidence is None else "as requested")
-        assert ("25 %" in sheet.names[2][1]) == (confidence is not None)
+        plain = confidence == "alpha_1"
+        by_default = replace(e, confidence_by_default=not plain)
+        assert explanation_sheet(by_default, 0).names[2] == (
+            "convincing",
+            "alpha_1\n(the paper's)" if plain else "25 % requested\n(this model's default)",
+        )
+        assert sheet.names[2][0] == ("convincing" if plain else "as requested")
+        assert sheet.names[2][1] == ("alpha_1\n(the paper's)" if plain else "25 % requested")
         for column, q in enumerate((2, 3)):
             panel = sheet.rows[2][column]
-            shown = int(e.convincing_certificate.winner[0, column]) if confidence is None else q
+            shown = int(e.convincing_certificate.winner[0, column]) if plain else q
             share = float(e.convincing_certificate.verdict[0, column, shown])
             assert panel.caption == f"{names[shown]}  {pictures.percent(share)}"
-            fulfilled = shown == q if confidence is None else bool(e.as_requested[0, column])
+            fulfilled = shown == q if plain else bool(e.as_requested[0, column])
             assert panel.warning != fulfilled
         limit = max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[0])
         assert f"full colour: ±{100 * limit:.0f} %" in sheet.names[3][1]

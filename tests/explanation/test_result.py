@@ -185,7 +185,26 @@ def test_confidences_of_numpy(rotation, x, confidence) -> None:
     assert isinstance(e.confidence, float)
 
 
-@pytest.mark.parametrize("confidence", ["0.9", True, math.inf, 90])
+def test_the_request_is_told_in_words_and_kept_in_files(rotation, x, tmp_path) -> None:
+    means, given = rotation.mu_bar, ("all", "alpha_1", 0.125)
+    e = explain(rotation, means, x, given[0])
+    assert e == explain(rotation, means, x, given[0], confidence=given[1])
+    asked = explain(rotation, means, x, given[0], confidence=given[2])
+    default = dataclasses.replace(asked, confidence_by_default=True)
+    for each, value, words in (
+        (e, "alpha_1", "α₁ (the paper's)"),
+        (asked, 0.125, "12.5 % requested"),
+        (default, 0.125, "12.5 % requested (this model's default)"),
+    ):
+        assert (each.confidence, each.requested) == (value, words)
+        each.save(tmp_path)
+        assert Explanation.load(tmp_path) == each
+        report = json.loads((tmp_path / "explanation.json").read_text())
+        assert (report["confidence"], report["requested"]) == (value, words)
+        assert join([each[:2], each[2:]]).requested == words
+
+
+@pytest.mark.parametrize("confidence", ["0.9", "alpha_0", None, True, math.inf, 90])
 def test_invalid_confidences_are_refused(rotation, x, confidence) -> None:
     with pytest.raises(InputError, match=r"0\.9 is 90 %"):
         explain.__wrapped__(rotation, rotation.mu_bar, x, "all", confidence=confidence)

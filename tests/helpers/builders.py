@@ -76,6 +76,12 @@ def small_model(channels: int = 1, classes: int = 3, dataset: str = "tiny") -> M
     return Model(Checkpoint(recipe, classifier, mu_bar, OODDetector((0.0, 1.0)), names))
 
 
+def with_default(model: Model, confidence: float) -> Model:
+    """The same model, whose convincing counterfactuals have this confidence by default."""
+    recipe = replace(model.recipe, default_confidence=confidence)
+    return Model(replace(model.checkpoint, recipe=recipe), model.device)
+
+
 def small_cnn() -> nn.Module:
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),

@@ -220,6 +220,17 @@ def test_a_folder_with_a_run_is_not_overwritten(recipe, data, tmp_path) -> None:
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
 
+def test_a_finished_run_takes_another_default_confidence(recipe, data, tmp_path) -> None:
+    """No step depends on it, so nothing is trained again."""
+    recipe, data = dataclasses.replace(recipe, epochs=1), data.first(64)
+    first = train(recipe, data, tmp_path, device=CPU)
+    sure = dataclasses.replace(recipe, default_confidence=0.9)
+    again = train(sure, data, tmp_path, device=CPU, resume=True)
+    assert (first.recipe, again.recipe) == (recipe, sure)
+    for name, value in first.classifier.state_dict().items():
+        assert torch.equal(value, again.classifier.state_dict()[name])
+
+
 def test_average_is_the_exponential_moving_average(recipe, data, tmp_path) -> None:
     """Recomputed from the weights after every step."""
     recipe = dataclasses.replace(recipe, epochs=1, ema_decay=0.8)

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.model import Model
+from helpers.builders import with_default
 from helpers.visitor import (
     Page,
     Visitor,
@@ -200,6 +202,41 @@ def test_the_requested_confidence(visitor: Visitor, mnist: Model, asked: float) 
     assert alpha(other) == pytest.approx(alpha(page), abs=1e-6)
     other.select_option("#confidence", "")
     expect(other.locator("#stops")).to_contain_text("convincing")
+
+
+def test_the_default_confidence_of_a_network(browser, mnist: Model, tmp_path: Path) -> None:
+    """Visitors get it first, and can choose the paper's α₁ instead; a link keeps the choice."""
+    with_default(mnist, 0.9).save(tmp_path / "sure.safetensors")
+    digit = load_mnist("test").images[90:91]
+    with serving("mnist", str(tmp_path / "sure.safetensors")) as address:
+        visitor = Visitor(browser, address)
+        page = visitor.open("/#model=sure&sample=90&target=8")
+        choices = page.locator("#confidence option").all_inner_texts()
+        assert choices[:2] == ["90 % (the default)", "α₁ (the paper's)"]
+        asked = mnist.explain(digit, 8, confidence=0.9, correct=True)
+        assert alpha(page) == pytest.approx(float(asked.alpha), abs=1e-3)
+        expect(page.locator("#sentences")).to_contain_text("This network's default of 90 % gives")
+        assert "confidence" not in linked(page)
+        page.select_option("#confidence", "alpha_1")
+        expect(page.locator("#stops")).to_contain_text("convincing")
+        settled(page)
+        paper = float(asked.alpha_1)
+        assert alpha(page) == pytest.approx(paper, abs=1e-3)
+        expect(page.locator("#sentences")).to_contain_text(f"the paper's α₁ = {paper:.2f}")
+        assert linked(page)["confidence"] == "alpha_1"
+        other = visitor.open(page.url)
+        expect(other.locator("#confidence")).to_have_value("alpha_1")
+        assert alpha(other) == pytest.approx(paper, abs=1e-3)
+        other.locator("#models label", has_text="Digits").click()
+        expect(other.locator("#confidence")).to_have_value("")
+        assert other.locator("#confidence option").all_inner_texts()[:2] == [
+            "α₁ (the paper's)",
+            "50 %",
+        ]
+        settled(other)
+        for context in visitor.contexts:
+            context.close()
+        assert not visitor.faults
 
 
 def test_the_skip_link_keeps_what_was_drawn(visitor: Visitor) -> None:

@@ -16,6 +16,7 @@ from ecinn.pixels import to_pixels
 from ecinn.web.answers import article, sentences
 from ecinn.web.batching import AbandonedError
 from ecinn.web.passes import BEYOND, Question, explain_jointly, predict_jointly, split_network
+from helpers.builders import random_images, small_model, with_default
 from helpers.server import HeldClassifier
 
 
@@ -58,6 +59,26 @@ def test_joint_explanations_are_those_computed_alone(mnist: Model, x: Tensor) ->
             torch.testing.assert_close(
                 e.path.stored_posterior, alone.path.stored_posterior, atol=2e-3, rtol=1e-3
             )
+
+
+def test_a_request_for_the_default_joins_one_for_the_same_confidence() -> None:
+    """Both are decoded together, and each answer says how it was requested."""
+    model, x = with_default(small_model(), 0.9), to_pixels(random_images(3, 1, 3, 4).images)
+    classifier = HeldClassifier(model.classifier)
+    questions = [
+        Question(x[i : i + 1], None, confidence=c) for i, c in enumerate((None, 0.9, "alpha_1"))
+    ]
+    default, same, plain = explain_jointly(model, split_network(classifier, 100), questions)
+    assert classifier.decoded == [6, 3]
+    assert [default.requested, same.requested, plain.requested] == [
+        "90 % requested (this model's default)",
+        "90 % requested",
+        "α₁ (the paper's)",
+    ]
+    for e in (default, same):
+        of_q = e.convincing_certificate.posterior[0, 0, int(e.q)]
+        assert float(of_q) == pytest.approx(0.9, abs=1e-4)
+    assert float(plain.alpha) == float(plain.alpha_1)
 
 
 def test_requests_share_one_encode_one_decode_and_one_check(mnist: Model, x: Tensor) -> None:

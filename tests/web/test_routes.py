@@ -1,6 +1,7 @@
 """The API over a real server, compared with the library."""
 
 import base64
+import dataclasses
 import io
 import json
 import threading
@@ -20,6 +21,7 @@ from ecinn.pixels import to_pixels
 from ecinn.web import schemas
 from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
 from ecinn.web.settings import Settings
+from helpers.builders import with_default
 from helpers.server import ask, held, metric, running, wait_until
 
 
@@ -124,6 +126,54 @@ def test_explain_is_the_librarys_explanation(
         for kind in ("image", "overlay"):
             assert picture(target["heatmap"][kind]).size == (28, 28)
         assert target["sentences"]
+
+
+@pytest.mark.slow
+def test_the_models_default_confidence(mnist: Model, served: ServedModel) -> None:
+    """It is used without a request, and named; films and sheets are corrected to it."""
+    sure = dataclasses.replace(served, name="sure", model=with_default(mnist, 0.8))
+    body = {"model": "sure", "images": [{"sample": 18}], "targets": [8]}
+    one = {"model": "sure", "image": {"sample": 18}}
+    with running({"mnist": served, "sure": sure}) as address:
+        models = httpx.get(f"{address}/api/v1/models").json()["models"]
+        assert [each["default_confidence"] for each in models] == ["alpha_1", 0.8]
+        for request, confidence, words in (
+            ({}, 0.8, "80 % requested (this model's default)"),
+            ({"confidence": None}, 0.8, "80 % requested (this model's default)"),
+            ({"confidence": 0.8}, 0.8, "80 % requested"),
+            ({"confidence": "alpha_1"}, "alpha_1", "α₁ (the paper's)"),
+        ):
+            answer = post(address, "explain", body | request).json()
+            schemas.ExplainAnswer.model_validate(answer)
+            assert (answer["confidence"], answer["requested"]) == (confidence, words)
+            (target,) = answer["images"][0]["targets"]
+            if confidence == "alpha_1":
+                assert target["alpha"] == target["alpha_1"]
+            else:
+                assert target["convincing"]["posterior"]["8"] == pytest.approx(0.8, abs=1e-3)
+        png = httpx.get(f"{address}/api/v1/models/sure/samples/18").content
+        uncorrected = {}
+        for given, words in ((None, "80 % requested (this"), ("0.6", "60 %"), ("alpha_1", "α₁")):
+            data = {"model": "sure", "targets": "8"} | ({"confidence": given} if given else {})
+            files = [("files", ("a.png", png))]
+            zipped = httpx.post(f"{address}/api/v1/explain/files", files=files, data=data)
+            with zipfile.ZipFile(io.BytesIO(zipped.content)) as archive:
+                report = json.loads(archive.read("explanation.json"))
+                uncorrected[given] = archive.read("image-1-explanation.png")
+            assert report["requested"].startswith(words)
+        for what, extra in (("film", {"target": 8}), ("sheet", {"targets": [8]})):
+            default, same, plain = (
+                post(address, what, one | extra | request).content
+                for request in ({}, {"confidence": 0.8}, {"confidence": "alpha_1"})
+            )
+            assert (default == same) == (what == "film")  # a sheet names the request
+            assert default != plain
+            assert plain == post(address, what, one | extra | {"model": "mnist"}).content
+        assert plain == uncorrected["alpha_1"]
+        assert default != uncorrected[None]
+        wrong = post(address, "explain", body | {"confidence": "alpha"})
+        assert wrong.status_code == 422
+        assert "confidence" in wrong.json()["error"]
 
 
 def test_the_answer_has_the_keys_of_to_dict(

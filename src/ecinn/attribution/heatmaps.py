@@ -220,7 +220,7 @@ def ecinn_heatmaps(
     gradients.require_classes(len(classifier.mu), p, q)
     with exact_convolutions(), torch.no_grad():
         z, _ = classifier.encode_with_log_det(x)
-        x_hat = classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
+        x_hat = classifier.decode(convincing_latent(classifier, mu_bar, z, p, q))
         return Heatmaps("ecinn", equations.heatmap(x, x_hat), None, 2)
 
 

@@ -46,7 +46,7 @@ def ecinn(
     """Eq. 3 at α₁, x̂ = f⁻¹(f(x) + α₁Δ) with Δ = μ̄_q − μ̄_p: one encode, one decode."""
 
     def solve(pairs: _Pairs) -> _Result:
-        z_hat = convincing_latent(pairs.z, classifier.mu, mu_bar, pairs.p, pairs.q)
+        z_hat = convincing_latent(classifier, mu_bar, pairs.z, pairs.p, pairs.q)
         images = classifier.decode(z_hat)
         return images, torch.ones_like(pairs.q), ~images.isfinite().flatten(1).all(1)
 

@@ -24,7 +24,8 @@ from ecinn.data import face_regions as faces
 from ecinn.data.celeba import ATTRIBUTES, class_names
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import convincing_latent
+from ecinn.explanation.counterfactual import checked_confidence, convincing_latent
+from ecinn.explanation.result import Confidence, request_in_words
 from ecinn.metrics import heatmaps as measure
 from ecinn.metrics.statistics import bootstrap_interval, proportion
 from ecinn.model import Model
@@ -46,6 +47,7 @@ def audit(
     *,
     others: Mapping[str, Model] | Sequence[Model] = (),
     n: int = 500,
+    confidence: Confidence | None = None,
     seed: int = 0,
     split: str = "test",
     observe: Observer = ignore,
@@ -57,6 +59,7 @@ def audit(
 
     Args:
         others: models to compare with, by name or in a sequence.
+        confidence: as in `Model.explain`; None for the default of each model.
         split: the split that `data` is, for the report.
     """
     if not isinstance(others, Mapping):
@@ -68,7 +71,7 @@ def audit(
     classes, dataset = len(model.class_names), model.recipe.dataset
     offsets = [torch.randperm(classes - 1, generator=generator) + 1 for _ in range(classes)]
     report = counter(observe, "changing images", len(images))
-    flips = _flip(model, images, lambda p: _targets_in_turn(p, offsets), report)
+    flips = _flip(model, images, lambda p: _targets_in_turn(p, offsets), confidence, report)
     report = counter(observe, "classifying the changed images", len(images))
     _, after = _predict(model, flips.counterfactuals, report)
 
@@ -77,7 +80,8 @@ def audit(
 
     def compare(name: str, other: Model) -> Comparison:
         report = counter(observe, f"changing images with {name}", len(images))
-        return _compare(name, flips, _flip(other, images, same_target, report), generator)
+        theirs = _flip(other, images, same_target, confidence, report)
+        return _compare(name, flips, theirs, generator)
 
     def groups(masks: Sequence[tuple[str, Tensor]]) -> tuple[Group, ...]:
         return tuple(
@@ -165,20 +169,24 @@ def _flip(
     model: Model,
     images: StoredImages,
     targets: Callable[[Tensor], Tensor],
+    confidence: Confidence | None,
     report: Callable[[int], None],
 ) -> Flips:
-    """x̂ = f⁻¹(f(x) + α₁Δ) for all images."""
-    n = len(images)
+    """x̂ = f⁻¹(f(x) + αΔ) for all images."""
+    confidence, by_default = model.request(confidence)
+    confidence, n = checked_confidence(confidence), len(images)
     z, before = _predict(model, images, lambda done: report(done // 2))
     p = before.posterior.argmax(1)
     q, decoded = targets(p), []
     for rows in torch.arange(n).split(BATCH_SIZE):
         labels = (p[rows].to(z.device), q[rows].to(z.device))
-        moved = convincing_latent(z[rows], model.mu, model.mu_bar, *labels)
+        moved = convincing_latent(model, model.mu_bar, z[rows], *labels, confidence)
         decoded.append(model.decode(moved).cpu())
         report((n + int(rows[-1]) + 1) // 2)
     x_hat = torch.cat(decoded)
-    return Flips(before, p, q, equations.heatmap(to_pixels(images), x_hat), to_uint8(x_hat))
+    change = equations.heatmap(to_pixels(images), x_hat)
+    requested = request_in_words(confidence, by_default=by_default)
+    return Flips(before, p, q, change, to_uint8(x_hat), requested)
 
 
 def _pair_maps(pixels: Images, flips: Flips, classes: int) -> tuple[PairMaps, ...]:
@@ -252,6 +260,7 @@ def _compare(name: str, ours: Flips, theirs: Flips, generator: torch.Generator) 
         agreement=proportion(ours.p == theirs.p),
         correlation=correlation if binary and math.isfinite(correlation) else None,
         absolute=theirs.change.abs().mean(0),
+        requested=theirs.requested,
     )
 
 

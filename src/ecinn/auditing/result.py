@@ -30,7 +30,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Flips:
-    """Counterfactuals at α₁ from the predicted class p to the target q, by one model."""
+    """Counterfactuals from the predicted class p to the target q, by one model."""
 
     before: Prediction
     p: Labels
@@ -38,6 +38,8 @@ class Flips:
     change: Images
     """Eq. 4: x̂ − x."""
     counterfactuals: StoredImages
+    requested: str
+    """Where they lie, in words: `Explanation.requested`."""
 
     @property
     def sign(self) -> Float[Tensor, " batch"]:
@@ -100,6 +102,8 @@ class Comparison:
     """Correlation of the predictions; None for more than two classes or a constant prediction."""
     absolute: Map
     """The other model's mean |x̂ − x|."""
+    requested: str
+    """Where the other model's counterfactuals lie, in words."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,12 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every figure, without images and maps, as JSON can hold it."""
-        more = {"n": len(self.images), "grid": self.grid.tolist(), "cautions": list(self.cautions)}
+        more = {
+            "n": len(self.images),
+            "requested": self.flips.requested,
+            "grid": self.grid.tolist(),
+            "cautions": list(self.cautions),
+        }
         return {**_without_tensors(self), **more}
 
     def html(self, command: str = "") -> str:

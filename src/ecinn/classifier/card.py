@@ -136,6 +136,7 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
         "augmentation": _augmentation(recipe.augmentation),
         "tau": float(checkpoint.classifier.tau),
         "teacher_percent": 100 * recipe.distillation_weight,
+        "default": _default_counterfactual(recipe.default_confidence),
     }
     rows = {name: text.format(**values) for name, text in TEXTS["settings"].items()}
     if recipe.finetuning:
@@ -145,6 +146,12 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
         if getattr(recipe, field):
             rows[name] = text.format(**values)
     return Table("Settings", ("setting", "value"), tuple(rows.items()), align="ll")
+
+
+def _default_counterfactual(confidence: float | None) -> str:
+    if confidence is None:
+        return "at α₁ (the paper's)"
+    return f"{100 * confidence:g} % requested (`--confidence alpha_1` for the paper's α₁)"
 
 
 def _augmentation(settings: Augmentation) -> str:

@@ -89,7 +89,17 @@ class Recipe:
     """Frame images from files as MNIST frames its digits."""
     face_crop: FaceCrop | None = None
     """Frame faces, from CelebA or from files, as in training; None: images are not faces."""
+    default_confidence: float | None = None
+    """p(q) of the convincing counterfactual if none is requested; None: at the paper's α₁."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the default confidence."""
+        if self.default_confidence is not None and not 0.5 < self.default_confidence < 1:
+            raise InputError(
+                f"default_confidence lies above 0.5 and below 1, not {self.default_confidence}: "
+                "choose another, or None for the paper's α₁"
+            )
 
     @property
     def needs_teacher(self) -> bool:
@@ -267,6 +277,7 @@ CELEBA = tuple(
         epochs=10,
         learning_rate=7e-4,
         init_from="celeba-taught",
+        default_confidence=0.99,  # ours: chosen on validation faces
         finetuning=FineTuning(
             epochs=3, faithfulness=2.0, distillation_weight=0.5, learning_rate=3e-4
         ),

@@ -3,14 +3,17 @@
 import json
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import ecinn
-from ecinn.errors import EcinnError, InterruptedRunError
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
+
+if TYPE_CHECKING:
+    from ecinn.explanation.result import Confidence
 
 PANELS = {
     "Commands": ("explain", "models", "train", "evaluate", "audit", "serve"),
@@ -71,6 +74,27 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one, otherwise the CPU.")
 ]
+RequestedConfidence = Annotated[
+    str | None,
+    typer.Option(
+        help="Probability of the target, above 0 and below 1, or alpha_1 for the paper's point.",
+        show_default="the model's",
+    ),
+]
+
+
+def parse_confidence(text: str | None) -> "Confidence | None":
+    """Read the option --confidence; None is the model's default."""
+    if text is None:
+        return None
+    if text == "alpha_1":
+        return "alpha_1"
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(
+            f"--confidence is a number above 0 and below 1, or alpha_1, not {text!r}"
+        ) from None
 
 
 def _print_version(asked: bool) -> bool:

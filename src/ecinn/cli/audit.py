@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.app import (
+    Device,
+    Json,
+    RequestedConfidence,
+    app,
+    out,
+    parse_confidence,
+    plain,
+    print_json,
+)
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
@@ -19,6 +28,7 @@ def audit(
         typer.Option("--with", help="Another model to compare with; repeatable."),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=2, help="Number of random images.")] = 500,
+    confidence: RequestedConfidence = None,
     seed: Annotated[int, typer.Option(help="Seed of the images and their targets.")] = 0,
     split: Annotated[SplitName, typer.Option(help="Split of the dataset.")] = SplitName.TEST,
     celeba: CelebA = None,
@@ -34,6 +44,7 @@ def audit(
     from ecinn.files import atomic_write, output_folder
     from ecinn.model import load
 
+    requested = parse_confidence(confidence)
     loaded = load(model, device)
     compared = {model_name(other): load(other, device) for other in others or ()}
     if len(compared) < len(others or ()):
@@ -45,10 +56,18 @@ def audit(
     output_folder(page.parent)
     with bars() as observe:
         result = audit_model(
-            loaded, data, others=compared, n=n, seed=seed, split=split.value, observe=observe
+            loaded,
+            data,
+            others=compared,
+            n=n,
+            confidence=requested,
+            seed=seed,
+            split=split.value,
+            observe=observe,
         )
     words = ["ecinn audit", model_name(model), *(f"--with {name}" for name in compared)]
     words += [f"--split {split.value} --n {n} --seed {seed}"]
+    words += [] if confidence is None else [f"--confidence {confidence}"]
     words += ["--celeba DIR"] if loaded.recipe.dataset.startswith("celeba/") else []
     atomic_write(page, result.html(" ".join(words)).encode())
     if json_output:

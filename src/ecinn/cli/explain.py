@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.app import (
+    Device,
+    Json,
+    RequestedConfidence,
+    app,
+    out,
+    parse_confidence,
+    plain,
+    print_json,
+)
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
+    from ecinn.explanation.result import Confidence
     from ecinn.model import Inputs, Model
 
 
@@ -39,10 +49,7 @@ def explain(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path(
         "explanations"
     ),
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="Requested probability of the target, above 0 and below 1."),
-    ] = None,
+    confidence: RequestedConfidence = None,
     correct: Annotated[
         bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
     ] = False,
@@ -76,7 +83,7 @@ def explain(
         explanation = explainer.explain(
             _joined(inputs),
             targets,
-            confidence=confidence,
+            confidence=parse_confidence(confidence),
             path=None if film is None else frames,
             check=check,
             correct=correct,
@@ -88,8 +95,9 @@ def explain(
     if json_output:
         print_json(report)
     else:
+        out.print(f"Counterfactuals: {plain(explanation.requested)}")
         for image in report["images"]:
-            _describe(image, confidence)
+            _describe(image, explanation.confidence)
     if report["failures"]:
         reasons = "; ".join(_reason(failure) for failure in report["failures"])
         number = len(report["failures"])
@@ -156,7 +164,7 @@ def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN4
     )
 
 
-def _describe(image: dict[str, Any], confidence: float | None) -> None:
+def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
     """Print the result of one image."""
     from ecinn.drawing.pictures import percent
 
@@ -171,7 +179,7 @@ def _describe(image: dict[str, Any], confidence: float | None) -> None:
         posterior = convincing["stored_posterior"] or convincing["posterior"]
         where = "stored image" if convincing["stored_posterior"] else "before rounding"
         winner = convincing["winner"]
-        if confidence is None:
+        if confidence == "alpha_1":
             verdict = f"{winner} {percent(posterior[winner])} ({where})"
         else:
             obtained = percent(posterior[target["target"]])

@@ -15,7 +15,7 @@ from ecinn.explanation.correction import Ends, Line, PerPair, correct_alpha, sho
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.reading import Reading, stored_posterior
-from ecinn.explanation.result import Certificate, Explanation, Skipped
+from ecinn.explanation.result import ALPHA_1, Certificate, Confidence, Explanation, Skipped
 from ecinn.pixels import Images, clamped_share
 
 MAX_STEPS = 1000
@@ -109,20 +109,25 @@ def counterfactual(
     """Eq. 3 at α₁ and nothing else: x̂ = f⁻¹(f(x) + α₁Δ), in two network evaluations."""
     z, _ = classifier.encode_with_log_det(x)
     p = equations.predicted_class(z, classifier.mu)
-    return classifier.decode(convincing_latent(z, classifier.mu, mu_bar, p, q))
+    return classifier.decode(convincing_latent(classifier, mu_bar, z, p, q))
 
 
 def convincing_latent(
-    z: Float[Tensor, "batch dim"],
-    mu: Float[Tensor, "classes dim"],
+    classifier: InvertibleClassifier,
     mu_bar: Float[Tensor, "classes dim"],
+    z: Float[Tensor, "batch dim"],
     p: Int[Tensor, " batch"],
     q: Int[Tensor, " batch"],
+    confidence: Confidence = ALPHA_1,
 ) -> Float[Tensor, "batch dim"]:
-    """z + α₁Δ, in closed form."""
-    delta = equations.latent_direction(mu_bar, p, q)
-    alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
-    return equations.corrected_latent(z, equations.convincing_alpha(alpha_0), delta)
+    """z + αΔ, at α₁ or where p(q) is the confidence."""
+    mu, delta = classifier.mu, equations.latent_direction(mu_bar, p, q)
+    if confidence == ALPHA_1:
+        alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q])
+        alpha = equations.convincing_alpha(alpha_0)
+    else:
+        alpha, _ = equations.confident_alpha(z, delta, mu, classifier.tau, q, confidence)
+    return equations.corrected_latent(z, alpha, delta)
 
 
 def explain(
@@ -131,7 +136,7 @@ def explain(
     x: Images,
     target: Targets,
     *,
-    confidence: float | None = None,
+    confidence: Confidence = ALPHA_1,
     path: int | Sequence[float] | None = None,
     check: bool = True,
     correct: bool = False,
@@ -144,13 +149,14 @@ def explain(
     no image is left.
 
     Args:
-        confidence: place the convincing counterfactual where p(q) is this, instead of at α₁.
+        confidence: the p(q) of the convincing counterfactual, or "alpha_1", the paper's α₁.
         path: also return the path, at these α, or at this many from x to the counterfactual.
         check: encode the stored 8-bit images once more, so that certificates are about them.
         correct: correct α where a stored image is not classified as requested; implies `check`.
         ood: flags images that are out of distribution.
     """
-    confidence = _checked_confidence(confidence)
+    confidence = checked_confidence(confidence)
+    wanted = None if confidence == ALPHA_1 else confidence
     mu, tau, check = classifier.mu, classifier.tau, check or correct
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))
@@ -168,8 +174,8 @@ def explain(
     alpha_0 = equations.tipping_point_alpha(z_line, delta, mu[from_class], mu[q])
     alpha_1 = equations.convincing_alpha(alpha_0)
     alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
-    if confidence is not None:
-        alpha, reachable = equations.confident_alpha(z_line, delta, mu, tau, q, confidence)
+    if wanted is not None:
+        alpha, reachable = equations.confident_alpha(z_line, delta, mu, tau, q, wanted)
     steps = _steps(path, alpha)
     line = Line(z_line, delta, q)
     every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
@@ -186,7 +192,7 @@ def explain(
     points = points.at(slice(2, None))
     passes = 3 if check else 2
     if correct:
-        end = correct_alpha(classifier, line, end, confidence, reachable)
+        end = correct_alpha(classifier, line, end, wanted, reachable)
         if isinstance(path, int) and bool(end.corrections.any()):
             # The path ends elsewhere now.
             steps = _steps(path, end.alpha)
@@ -212,7 +218,7 @@ def explain(
         out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
-        as_requested=shortfall(end.verdict, q, confidence) == 0,
+        as_requested=shortfall(end.verdict, q, wanted) == 0,
         corrections=end.corrections,
         passes=passes,
         class_names=names,
@@ -221,14 +227,15 @@ def explain(
     )
 
 
-def _checked_confidence(confidence: Any) -> float | None:  # noqa: ANN401
-    """Accept any real number in (0, 1), also NumPy's."""
-    if confidence is None:
-        return None
+def checked_confidence(confidence: Any) -> Confidence:  # noqa: ANN401
+    """Accept "alpha_1" and any real number in (0, 1), also NumPy's."""
+    if isinstance(confidence, str) and confidence == ALPHA_1:
+        return ALPHA_1
     real = isinstance(confidence, numbers.Real) and not isinstance(confidence, bool)
     if not real or not 0 < float(confidence) < 1:
         raise InputError(
-            f"a confidence lies above 0 and below 1 (0.9 is 90 %), not {confidence!r}"
+            "a confidence lies above 0 and below 1 (0.9 is 90 %), or is 'alpha_1', "
+            f"not {confidence!r}"
         )
     return float(confidence)
 

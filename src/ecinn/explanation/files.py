@@ -44,6 +44,7 @@ def to_dict(e: Explanation) -> dict[str, Any]:
         "version": VERSION,
         "model": e.model,
         "confidence": e.confidence,
+        "requested": e.requested,
         "passes": e.passes,
         "images": [_image(e, index) for index in range(len(e))],
         "failures": [dataclasses.asdict(skipped) for skipped in e.skipped],

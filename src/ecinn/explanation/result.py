@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -17,6 +17,10 @@ from ecinn.drawing import pictures
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.reading import Reading
 from ecinn.pixels import Images, to_uint8
+
+Confidence = float | Literal["alpha_1"]
+"""Where the convincing counterfactual lies: at this p(q), or at the paper's α₁."""
+ALPHA_1: Final = "alpha_1"
 
 PerPair = Float[Tensor, "batch targets"]
 PerPairImages = Float[Tensor, "batch targets channels height width"]
@@ -102,13 +106,13 @@ class Explanation:
     """log p(x) of the input, pixels in [0, 1]."""
     out_of_distribution: Bool[Tensor, "batch reasons"] | None
     """For each of `REASONS`, true where it flags the input; None without an OOD detector."""
-    confidence: float | None
-    """The requested p(q); None for α₁."""
+    confidence: Confidence
+    """The requested p(q), or "alpha_1"."""
     reachable: Bool[Tensor, "batch targets"]
     """True where that confidence exists on the line; elsewhere α is that of the highest p(q)."""
     as_requested: Bool[Tensor, "batch targets"]
     """True where the verdict fulfils the request: q wins, and its probability is within 0.05 of
-    the requested confidence, if there is one (then q need not win at one half or less)."""
+    the requested confidence, if one is requested (then q need not win at one half or less)."""
     corrections: Int[Tensor, "batch targets"]
     """Number of times α was corrected."""
     path: CounterfactualPath | None
@@ -122,6 +126,8 @@ class Explanation:
     skipped: tuple[Skipped, ...] = ()
     """Images that are already predicted as a target."""
     model: str | None = None
+    confidence_by_default: bool = False
+    """True if nobody requested `confidence`: it is the model's own default."""
     sources: tuple[str | None, ...] = ()
     """The full path of each image that came from a file; empty if none did."""
     remarks: tuple[tuple[str, ...], ...] = ()
@@ -131,6 +137,11 @@ class Explanation:
     def typical(self) -> Bool[Tensor, " batch"] | None:
         """True where the OOD detector flags nothing."""
         return None if self.out_of_distribution is None else ~self.out_of_distribution.any(1)
+
+    @property
+    def requested(self) -> str:
+        """The request in words, such as "90 % requested" or "α₁ (the paper's)"."""
+        return request_in_words(self.confidence, by_default=self.confidence_by_default)
 
     def reasons(self, index: int) -> tuple[str, ...]:
         """Reasons why an input is out of distribution; empty if it is not."""
@@ -245,6 +256,19 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return pictures.png_bytes(self.picture())
+
+
+def request_in_words(confidence: Confidence, *, by_default: bool = False) -> str:
+    """Say where the convincing counterfactual lies.
+
+    >>> request_in_words("alpha_1")
+    "α₁ (the paper's)"
+    >>> request_in_words(0.99, by_default=True)
+    "99 % requested (this model's default)"
+    """
+    if confidence == ALPHA_1:
+        return "α₁ (the paper's)"
+    return f"{100 * confidence:g} % requested" + " (this model's default)" * by_default
 
 
 def join(parts: Sequence[Explanation]) -> Explanation:

@@ -3,7 +3,7 @@
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel
 from ecinn.drawing.pictures import percent
-from ecinn.explanation.result import Explanation
+from ecinn.explanation.result import ALPHA_1, Explanation
 from ecinn.pixels import to_uint8
 
 
@@ -13,9 +13,7 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
     name = e.class_names[p]
     reasons = ", ".join(e.reasons(row))
     target = f"“{e.class_names[int(e.q[row, 0])]}”" if e.q.shape[1] == 1 else "…"
-    end = ("convincing", "predicted as the target")
-    if e.confidence is not None:
-        end = ("as requested", f"{100 * e.confidence:g} % for the target")
+    by_user = e.confidence != ALPHA_1 and not e.confidence_by_default
     columns = [_column(e, row, column) for column in range(e.q.shape[1])]
     return Grid(
         tuple(zip(*columns, strict=True)),
@@ -24,7 +22,10 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
         names=(
             ("input", f"{name}  {percent(float(e.posterior[row, p]))}"),
             ("tipping point", f"“{name}” and the target\ntie before rounding"),
-            end,
+            (
+                "as requested" if by_user else "convincing",
+                drawn_request(e.requested, break_line=True),
+            ),
             (
                 "heatmap",
                 "red: lighter\nblue: darker\n"
@@ -32,6 +33,16 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
             ),
         ),
     )
+
+
+def drawn_request(words: str, *, break_line: bool = False) -> str:
+    """Return `Explanation.requested` for a picture, whose font has no Greek letters.
+
+    >>> drawn_request("α₁ (the paper's)")
+    "alpha_1 (the paper's)"
+    """
+    words = words.replace("α₁", "alpha_1")
+    return words.replace(" (", "\n(") if break_line else words
 
 
 def scale(limit: float) -> str:
@@ -49,7 +60,7 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
     alphas = f"tips {e.alpha_0[row, column]:.2f}, ends {e.alpha[row, column]:.2f}"
     shown = int(e.convincing_certificate.winner[row, column])
     missed = shown != q
-    if e.confidence is not None:
+    if e.confidence != ALPHA_1:
         shown, missed = q, not bool(e.as_requested[row, column])
     share = float(e.convincing_certificate.verdict[row, column, shown])
     heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))

@@ -88,7 +88,7 @@ def evaluate(
         predicted = equations.predicted_class(z, model.mu)
         correct.append(predicted.cpu() == data.labels[part].cpu())
         q = (predicted + offsets[part].to(model.device)) % len(model.class_names)
-        explanation = model.explain(images, q[:, None], correct=True)
+        explanation = model.explain(images, q[:, None], confidence="alpha_1", correct=True)
         reached = explanation.convincing_certificate.reached
         assert explanation.typical is not None
         measured = {

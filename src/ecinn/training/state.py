@@ -104,9 +104,13 @@ class TrainingState:
 
     @staticmethod
     def comparable(settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings that a resumed run must share: all but the number of epochs."""
+        """Return the settings that a resumed run must share.
+
+        These are all but the number of epochs and the default confidence, which no step uses.
+        """
         finetuning = settings["finetuning"]
-        return settings | {"epochs": 0, "finetuning": finetuning and finetuning | {"epochs": 0}}
+        free = {"epochs": 0, "default_confidence": None}
+        return settings | free | {"finetuning": finetuning and finetuning | {"epochs": 0}}
 
     def snapshot(self, recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return copies of all tensors, and the description to store with them."""

@@ -16,7 +16,7 @@ from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import data_url, percent
 from ecinn.explanation.files import write_pictures
-from ecinn.explanation.result import Explanation
+from ecinn.explanation.result import ALPHA_1, Explanation
 from ecinn.pixels import to_uint8
 from ecinn.web.passes import Prediction
 
@@ -115,11 +115,11 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     ]
     if winner != q:
         lines.append(f"The target, {name[q]}, was not reached.")
-    if e.confidence is not None and not bool(e.reachable[row, column]):
+    if not bool(e.reachable[row, column]):
         highest = percent(float(e.convincing_certificate.posterior[row, column, q]))
         lines.append(f"The highest reachable confidence is {highest}.")
-    elif e.confidence is not None and not bool(e.as_requested[row, column]):
-        lines.append(f"The requested confidence was {percent(e.confidence)}.")
+    elif e.confidence != ALPHA_1 and not bool(e.as_requested[row, column]):
+        lines.append(f"It misses the request: {e.requested}.")
     third = int(e.third_class[row, column])
     tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"
     lines.append(f"{tie}, but {name[third]} is more likely." if third >= 0 else f"{tie}.")

@@ -16,7 +16,7 @@ from ecinn.explanation.counterfactual import explain, given_targets, resolve_tar
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.reading import stored_posterior
-from ecinn.explanation.result import Explanation
+from ecinn.explanation.result import Confidence, Explanation
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels
 from ecinn.web.batching import AbandonedError, Wanted
@@ -83,7 +83,8 @@ class Question:
     pixels: Images
     targets: tuple[int, ...] | Literal["all"] | None = None
     """None for the class with the second highest posterior."""
-    confidence: float | None = None
+    confidence: Confidence | None = None
+    """None for the model's default."""
     correct: bool = False
     path: int | tuple[float, ...] | None = None
     """Number of frames, besides the tipping point and the convincing image, or all α."""
@@ -146,7 +147,8 @@ def explain_jointly(
             answers.append(error)
             continue
         answers.append(q)
-        options = (q.shape[1], question.confidence, question.correct)
+        confidence, _ = model.request(question.confidence)
+        options = (q.shape[1], confidence, question.correct)
         groups.setdefault(options, []).append(place)
     for (_, confidence, correct), places in groups.items():
         x, z, log_det, q = (
@@ -165,7 +167,9 @@ def explain_jointly(
         )
         start = 0
         for place in places:
-            answers[place] = _finite(_rows_of(explanation, start, start + sizes[place]))
+            part = _rows_of(explanation, start, start + sizes[place])
+            _, by_default = model.request(questions[place].confidence)
+            answers[place] = _finite(dataclasses.replace(part, confidence_by_default=by_default))
             start += sizes[place]
     _add_paths(model, network, questions, answers, latents)
     return answers

@@ -101,7 +101,7 @@ def api(service: Service, *, secured: bool) -> APIRouter:
             str | None,
             Form(max_length=4000, description="all, or classes separated by commas."),
         ] = None,
-        confidence: Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False)] = None,
+        confidence: Annotated[schemas.Confidence, Form()] = None,
     ) -> Response:
         """Explain image files; return sheets, counterfactuals, heatmaps and JSON as a zip."""
         chosen = _targets(targets, service.find(model).model.class_names)
@@ -157,6 +157,7 @@ def _describe(served: ServedModel) -> dict[str, Any]:
         "classes": list(served.model.class_names),
         **dict(zip(("channels", "height", "width"), served.model.image_shape, strict=True)),
         "samples": 0 if served.samples is None else len(served.samples),
+        "default_confidence": served.model.default_confidence,
     }
 
 

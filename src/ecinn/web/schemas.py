@@ -15,12 +15,10 @@ Probability = Annotated[float, Field(ge=0, le=1 + 1e-5)]
 Posterior = Annotated[dict[str, Probability], Field(description="p(y) by class name.")]
 Png = Annotated[str, Field(pattern="^data:image/png;base64,", description="A data URL.")]
 Confidence = Annotated[
-    float | None,
+    Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | Literal["alpha_1"] | None,
     Field(
-        gt=0,
-        lt=1,
-        allow_inf_nan=False,
-        description="Posterior of the target at the convincing image, instead of that at α₁.",
+        description="Posterior of the target at the convincing image; alpha_1 for the paper's α₁; "
+        "null for the model's default."
     ),
 ]
 Alpha = Annotated[float, Field(ge=-MAX_ALPHA, le=MAX_ALPHA, allow_inf_nan=False)]
@@ -106,6 +104,7 @@ class ExplainRequest(Strict):
     model_config = _examples(
         {"model": "mnist", "images": [{"sample": 18}], "targets": ["8"], "path": 5},
         {"model": "mnist", "images": [{"sample": 18}], "targets": None, "confidence": 0.9},
+        {"model": "mnist", "images": [{"sample": 18}], "confidence": "alpha_1"},
     )
     model: ModelName
     images: Images
@@ -157,6 +156,9 @@ class ModelAnswer(BaseModel):
     height: int
     width: int
     samples: int = Field(description="Number of test images.")
+    default_confidence: float | Literal["alpha_1"] = Field(
+        description="The confidence of a request that gives none."
+    )
 
 
 class ModelsAnswer(BaseModel):
@@ -262,7 +264,10 @@ class ExplainAnswer(BaseModel):
 
     version: Literal[1]
     model: str
-    confidence: float | None
+    confidence: float | Literal["alpha_1"]
+    requested: str = Field(
+        description="The confidence in words.", examples=["99 % requested (this model's default)"]
+    )
     passes: int = Field(description="Network evaluations, without corrections.")
     images: list[ImageAnswer]
     failures: list[Failure]

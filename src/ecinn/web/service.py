@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ecinn.data.photographs import Photograph
 from ecinn.errors import EcinnError, InputError
-from ecinn.explanation.result import Explanation
+from ecinn.explanation.result import ALPHA_1, Confidence, Explanation
 from ecinn.pixels import Images, to_pixels
 from ecinn.web import answers, schemas
 from ecinn.web.batching import Batcher, Wanted
@@ -111,12 +111,12 @@ class Service:
 
     async def sheet(self, request: schemas.SheetRequest) -> bytes:
         """Draw the explanation sheet as a PNG."""
-        options = (request.targets, request.confidence, request.confidence is not None)
+        options = (request.targets, request.confidence, self._corrects(request))
         return await self._draw(answers.sheet, request.model, [request.image], *options)
 
     async def film(self, request: schemas.FilmRequest) -> bytes:
         """Draw the path, forwards and backwards, as a GIF."""
-        correct = request.confidence is not None
+        correct = self._corrects(request)
         options = ([request.target], request.confidence, correct, FILM_FRAMES)
         return await self._draw(answers.film, request.model, [request.image], *options)
 
@@ -125,10 +125,14 @@ class Service:
         model: str,
         files: Sequence[bytes],
         targets: Sequence[int | str] | str | None,
-        confidence: float | None,
+        confidence: Confidence | None,
     ) -> bytes:
         """Explain image files; return a zip of files."""
         return await self._draw(answers.archive, model, files, targets, confidence)
+
+    def _corrects(self, request: schemas.SheetRequest | schemas.FilmRequest) -> bool:
+        """Return whether α is corrected: where a confidence is requested, also by default."""
+        return self.find(request.model).model.request(request.confidence)[0] != ALPHA_1
 
     async def _draw(
         self,
@@ -136,7 +140,7 @@ class Service:
         model: str,
         images: Sequence[GivenImage],
         targets: Sequence[int | str] | str | None,
-        confidence: float | None,
+        confidence: Confidence | None,
         correct: bool = False,  # noqa: FBT001, FBT002
         path: int | tuple[float, ...] | None = None,
     ) -> bytes:

@@ -20,10 +20,10 @@ from ecinn.studies.benchmark.face_quality import (
     measure_realism,
     show_samples,
 )
-from ecinn.studies.benchmark.faces import ASKED, DEFAULT, TIPPING, ask_panel, change_faces
+from ecinn.studies.benchmark.faces import TIPPING, ask_panel, change_faces
 from ecinn.studies.face_judges import FaceJudges
 from ecinn.training.calibration import calibrate
-from helpers.builders import randomise
+from helpers.builders import randomise, with_default
 from helpers.face_judges import random_face_judges
 
 N = 24
@@ -78,14 +78,21 @@ def panel(data: Dataset, generator: torch.Generator) -> JudgePanel:
     return JudgePanel("Smiling", Varied(data), Linear(data, generator))
 
 
-def test_faces_are_counted_one_by_one(model: Model, data: Dataset, panel: JudgePanel) -> None:
+@pytest.mark.parametrize("default", [None, 0.8])
+def test_faces_are_counted_one_by_one(
+    model: Model, data: Dataset, panel: JudgePanel, default: float | None
+) -> None:
     """Every network judges the counterfactuals of the faces that it reads as the model does."""
+    model = model if default is None else with_default(model, default)
+    own = "99 % requested" if default is None else "80 % requested (this model's default)"
     asked = {
         each.images: each
         for each in ask_panel(model, data, change_faces(model, data.images), panel, 0)
     }
     families = ("residual", "separable", "Inception-V3")
-    for kind, confidence in ((TIPPING, None), (DEFAULT, None), (ASKED, 0.99)):
+    requests = {TIPPING: "alpha_1", "α₁ (the paper's)": "alpha_1", own: default or 0.99}
+    assert list(asked) == ["real faces", *requests, "samples at T = 0.7"]
+    for kind, confidence in requests.items():
         judged, right, change = dict.fromkeys(families, 0), dict.fromkeys(families, 0), 0.0
         for image in data.images:
             e = model.explain(image[None], confidence=confidence)
@@ -106,7 +113,8 @@ def test_faces_are_counted_one_by_one(model: Model, data: Dataset, panel: JudgeP
     }
     real = asked["real faces"]
     assert {family: share.mean for family, share in real.shares.items()} == pytest.approx(correct)
-    assert (real.change, asked["samples at T = 0.7"].change) == (None, None)
+    for each in (real, asked["samples at T = 0.7"]):
+        assert (each.change, each.outside) == (None, None)
 
 
 def test_a_panel_asks_every_network(data: Dataset, panel: JudgePanel) -> None:

@@ -48,7 +48,7 @@ def near(value: float) -> Interval:
 def test_maps_of_two_models_are_compared_with_those_of_other_faces(same, other, verdict) -> None:
     likeness = [Similarity(near(0.0), near(v), near(v), near(v)) for v in (same, other)]
     agreement = proportion(torch.tensor([True, True, False]))
-    compared = Comparison("m", 3, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
+    compared = Comparison("m", 3, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2), "α₁")
     audit = audit_with(comparisons=(compared,))
     trained = {"lipstick": "distilled", "makeup": "fine-tuned"}
     claim = judgement(faces.lipstick_is_makeup(audit, trained))
@@ -127,7 +127,7 @@ def test_an_unchanged_background_changes_less_than_half(mouth, face, background,
 def test_smile_and_cheekbone_maps_are_compared_with_other_faces(same, other, verdict) -> None:
     likeness = [Similarity(near(0.0), near(0.0), near(v), near(0.0)) for v in (same, other)]
     agreement = proportion(torch.tensor([True, True, False, True]))
-    compared = Comparison("m", 4, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2))
+    compared = Comparison("m", 4, *likeness, 0.5, agreement, None, torch.zeros(1, 2, 2), "α₁")
     claim = judgement(faces.smile_is_cheekbones(audit_with(comparisons=(compared,))))
     assert claim.verdict == verdict
     assert f"|cos| is {same:.2f} [" in claim.measured

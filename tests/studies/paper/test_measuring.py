@@ -1,5 +1,6 @@
 """Statistics and clocks of the claims, by SciPy and by hand."""
 
+import ast
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from ecinn.errors import InputError
 from ecinn.studies.paper.measuring import Sizes, mean_difference, median_seconds, pearson, spearman
+from helpers.paths import REPOSITORY
 
 
 def test_correlations_are_those_of_scipy_and_intervals_cover_them(generator) -> None:
@@ -77,3 +79,16 @@ def test_limits_apply_to_all_sizes() -> None:
     assert all(least[name] <= whole[name] for name in whole)
     assert Sizes().limited(10**6) == Sizes()
     assert Sizes().limited(20).maps == 2
+
+
+def test_studies_name_their_confidence() -> None:
+    """A model's default must not change what they measure; only the sheets of faces show it."""
+    source, calls = REPOSITORY / "src" / "ecinn", []
+    for path in (*(source / "studies").rglob("*.py"), *(source / "training").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", None))
+                if name in ("explain", "audit"):
+                    calls.append((path.name, {keyword.arg for keyword in node.keywords}))
+    assert len(calls) > 15
+    assert [name for name, given in calls if "confidence" not in given] == ["faces.py"]

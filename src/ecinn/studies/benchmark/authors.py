@@ -312,7 +312,8 @@ def our_counterfactuals(
         p[rows] = predicted_classes(model, originals[rows])
         usable = rows[(q[rows] != p[rows]) & (q[rows] >= 0)]
         if len(usable):
-            answer = model.explain(originals[usable], q[usable, None].to(model.device))
+            targets = q[usable, None].to(model.device)
+            answer = model.explain(originals[usable], targets, confidence="alpha_1")
             images[usable] = answer.stored_convincing[:, 0].cpu()
             predicted[usable] = answer.convincing_certificate.winner[:, 0].cpu()
         count(int(rows[-1]) + 1)

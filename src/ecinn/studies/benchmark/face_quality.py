@@ -8,8 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ecinn.data.dataset import Dataset, Split
+from ecinn.data.face_regions import region_mask
 from ecinn.metrics.counterfactuals import frechet_distance, in_manifold
-from ecinn.metrics.statistics import Interval, proportion
+from ecinn.metrics.heatmaps import importance, share_inside
+from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_pixels
 from ecinn.studies.benchmark.quality import refuse_choices
@@ -70,6 +72,8 @@ class Convinced:
     its original."""
     change: Interval | None = None
     """Mean |x̂ − x| in pixels of [0, 1], over all counterfactuals."""
+    outside: Interval | None = None
+    """Mean share of |x̂ − x| outside the oval of the face."""
 
 
 def convinced(
@@ -78,17 +82,24 @@ def convinced(
     shown: StoredImages,
     classes: Labels,
     judged: Mapping[str, Bool[Tensor, " batch"]] | None = None,
-    change: Interval | None = None,
+    originals: StoredImages | None = None,
 ) -> Convinced:
     """Show images to a panel and count how many it classifies as these classes.
 
     Args:
         judged: the images that count, by network; None counts all.
+        originals: the faces of which the images are counterfactuals, to measure the change.
     """
     right = {name: read == classes for name, read in panel.read(shown).items()}
     if judged is not None:
         right = {name: each[judged[name]] for name, each in right.items()}
-    return Convinced(images, {name: proportion(each) for name, each in right.items()}, change)
+    shares = {name: proportion(each) for name, each in right.items()}
+    if originals is None:
+        return Convinced(images, shares)
+    moved = to_pixels(shown) - to_pixels(originals)
+    outside = share_inside(importance(moved), region_mask("background", *shown.shape[2:]))
+    change = normal_interval(moved.abs().flatten(1).mean(1))
+    return Convinced(images, shares, change, normal_interval(outside))
 
 
 def show_samples(

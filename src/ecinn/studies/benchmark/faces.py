@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset, Split
-from ecinn.data.face_regions import region_mask
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
 from ecinn.drawing.table import Table, percent, percent_interval, plus_minus
 from ecinn.errors import InputError
-from ecinn.explanation.result import Explanation
-from ecinn.metrics.heatmaps import importance, share_inside
-from ecinn.metrics.statistics import Interval, normal_interval, wilson
+from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, request_in_words
+from ecinn.explanation.sheet import drawn_request
+from ecinn.metrics.statistics import Interval, wilson
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
@@ -32,9 +31,9 @@ from ecinn.studies.published import face_errors
 from ecinn.training.evaluation import Evaluation, evaluate
 
 BATCH = 50
-TIPPING, DEFAULT, ASKED = "tipping points", "α₁", "99 % asked"
-"""Names of the counterfactuals that are judged."""
+TIPPING = "tipping points"
 CONFIDENCE = 0.99
+"""Requested besides α₁ from models that have no default of their own."""
 SAMPLES = 500
 TEMPERATURE = 0.7
 """Of the samples that are judged."""
@@ -54,10 +53,6 @@ class FaceResult:
     """One model on all faces of a split."""
 
     evaluation: Evaluation
-    change: Interval
-    """Mean |x̂ − x| at α₁, in pixels of [0, 1]."""
-    outside: Interval
-    """Mean share of |x̂ − x| outside the oval of the face."""
     inception_error: Interval | None
     """Test error of Inception-V3 on the same faces, where it was trained."""
     paper_error: tuple[float, float] | None
@@ -68,9 +63,9 @@ class FaceResult:
     random: tuple[int, ...]
     """Faces of the random sheet."""
     worst: tuple[int, ...]
-    """Faces whose stored counterfactuals have the lowest log p(x̂), lowest first."""
+    """Faces whose stored default counterfactuals have the lowest log p(x̂), lowest first."""
     hardest: tuple[int, ...]
-    """Faces whose counterfactuals have the lowest probability of q by the judges."""
+    """Faces whose default counterfactuals have the lowest probability of q by the judges."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,11 @@ class Changed:
 
     p: Labels
     images: Mapping[str, StoredImages]
+    """Tipping points, and convincing counterfactuals by their requests in words."""
+    default: str
+    """The request that is the model's default."""
     log_p: Float[Tensor, " batch"]
-    """log p(x̂) of those at α₁."""
+    """log p(x̂) of the default counterfactuals."""
 
 
 def measure_faces(
@@ -105,9 +103,7 @@ def measure_faces(
         raise InputError(f"the hardest faces are not among these {len(data)}: use more faces")
     evaluation = evaluate(model, data, seed=seed, batch_size=BATCH, observe=observe)
     changed = change_faces(model, data.images, observe)
-    x, convincing = data.images, changed.images[DEFAULT]
-    moved = to_pixels(convincing) - to_pixels(x)
-    outside = share_inside(importance(moved), region_mask("background", *x.shape[2:]))
+    x, convincing = data.images, changed.images[changed.default]
     generator = torch.Generator().manual_seed(seed)
     random = torch.randperm(len(data), generator=generator)[:n]
     worst = changed.log_p.argsort()[:n]
@@ -117,8 +113,6 @@ def measure_faces(
     chosen = hardest_faces(data, changed.p, of_q) if hardest is None else torch.tensor(hardest)
     result = FaceResult(
         evaluation=evaluation,
-        change=normal_interval(moved.abs().flatten(1).mean(1)),
-        outside=normal_interval(outside),
         inception_error=inception_error,
         paper_error=face_errors(model.recipe.dataset),
         convinced=ask_panel(model, data, changed, panel, seed),
@@ -126,7 +120,7 @@ def measure_faces(
             panel.judges,
             data,
             changed.p,
-            {DEFAULT: changed.images[DEFAULT], ASKED: changed.images[ASKED]},
+            {name: images for name, images in changed.images.items() if name != TIPPING},
             reference,
             generator,
         ),
@@ -140,29 +134,36 @@ def measure_faces(
         for kind, rows in {"random": random, "worst": worst}.items()
     }
     if len(chosen):
-        pairs = pair_grid(x[chosen], convincing[chosen], of_q[chosen], titles["hardest"])
+        title = f"{titles['hardest']}, {drawn_request(changed.default)}"
+        pairs = pair_grid(x[chosen], convincing[chosen], of_q[chosen], title)
         sheets["hardest"] = draw(pairs, pictures.tile_for(x.shape[-1]))
     return result, sheets
 
 
 @torch.inference_mode()
 def change_faces(model: Model, images: StoredImages, observe: Observer = ignore) -> Changed:
-    """Make tipping points and counterfactuals of all faces, by a model of two classes."""
+    """Make tipping points and counterfactuals of all faces, by a model of two classes.
+
+    The counterfactuals lie at α₁ and at the model's default, or at `CONFIDENCE` if it has none.
+    """
     count = counter(observe, f"{model.name}: changing faces", len(images))
+    confidence, own = model.request(None)
+    default = request_in_words(confidence, by_default=own)
+    requests: tuple[Confidence | None, ...] = (ALPHA_1, None if own else CONFIDENCE)
     predicted, log_p = [], []
-    made: dict[str, list[Tensor]] = {TIPPING: [], DEFAULT: [], ASKED: []}
+    made: dict[str, list[Tensor]] = {TIPPING: []}
     for batch in images.split(BATCH):
-        plain = model.explain(batch, check=False)
-        asked = model.explain(batch, confidence=CONFIDENCE, check=False)
-        convincing = plain.stored_convincing[:, 0]
-        log_p.append(log_density(model, to_pixels(convincing)).cpu())
-        predicted.append(plain.p.cpu())
-        made[TIPPING].append(plain.stored_tipping_point[:, 0].cpu())
-        made[DEFAULT].append(convincing.cpu())
-        made[ASKED].append(asked.stored_convincing[:, 0].cpu())
+        for request in requests:
+            e = model.explain(batch, confidence=request, check=False)
+            stored = e.stored_convincing[:, 0]
+            made.setdefault(e.requested, []).append(stored.cpu())
+            if e.requested == default:
+                log_p.append(log_density(model, to_pixels(stored)).cpu())
+        predicted.append(e.p.cpu())
+        made[TIPPING].append(e.stored_tipping_point[:, 0].cpu())
         count(sum(map(len, predicted)))
-    stored = {name: torch.cat(parts) for name, parts in made.items()}
-    return Changed(torch.cat(predicted), stored, torch.cat(log_p))
+    joined = {name: torch.cat(parts) for name, parts in made.items()}
+    return Changed(torch.cat(predicted), joined, default, torch.cat(log_p))
 
 
 def ask_panel(
@@ -171,7 +172,6 @@ def ask_panel(
     """Show real faces, all counterfactuals and samples to a panel."""
     before = panel.read(data.images)
     judged = {name: read == changed.p for name, read in before.items()}
-    pixels = to_pixels(data.images)
     return (
         face_quality.convinced(panel, face_quality.REAL, data.images, data.labels),
         *(
@@ -181,7 +181,7 @@ def ask_panel(
                 images,
                 1 - changed.p,
                 judged,
-                normal_interval((to_pixels(images) - pixels).abs().flatten(1).mean(1)),
+                data.images,
             )
             for name, images in changed.images.items()
         ),
@@ -277,7 +277,10 @@ def face_grid(explanation: Explanation, title: str) -> Grid:
         names=(
             ("input", "and its posterior"),
             ("tipping point", "both equally likely"),
-            ("convincing", "and its posterior,\nas stored"),
+            (
+                "convincing",
+                f"{drawn_request(explanation.requested, break_line=True)}\nposterior as stored",
+            ),
             ("heatmap", "red: lighter\nblue: darker"),
         ),
     )
@@ -357,8 +360,6 @@ def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
         "reached q %": share(evaluation.reached_q),
         "corrected": share(evaluation.reached_q_corrected),
         "round trip": f"{evaluation.round_trip_error:.1e}",
-        "mean change": plus_minus(result.change, 4),
-        "outside the face %": plus_minus(result.outside, 1, 100.0),
     }
 
 
@@ -370,6 +371,7 @@ def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
         "images": each.images,
         **{f"{family} %": percent_interval(share) for family, share in shares.items()},
         "mean change": plus_minus(each.change, 4),
+        "outside the face %": plus_minus(each.outside, 1, 100.0),
     }
 
 

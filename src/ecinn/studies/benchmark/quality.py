@@ -147,7 +147,9 @@ def second_opinion(
         return judges.verdicts(made) if cue is None else {"cue": cue.read(made)}
 
     targets = q[:, None].to(model.device)
-    explanation = model.explain(images, targets, check=False, observe=observe)
+    explanation = model.explain(
+        images, targets, confidence="alpha_1", check=False, observe=observe
+    )
     p, q = explanation.p.cpu(), explanation.q[:, 0].cpu()
     tipping_points = read(explanation.stored_tipping_point[:, 0].cpu())
     y = torch.arange(len(images)) % len(model.class_names)

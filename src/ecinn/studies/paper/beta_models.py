@@ -114,7 +114,9 @@ class Jury:
         other = predicted_classes(model, self.images) != self.q
         images, q = self.images[other], self.q[other]
         stored = [
-            model.explain(some, target[:, None], check=False).stored_convincing[:, 0].cpu()
+            model.explain(some, target[:, None], confidence="alpha_1", check=False)
+            .stored_convincing[:, 0]
+            .cpu()
             for some, target in zip(images.split(BATCH_SIZE), q.split(BATCH_SIZE), strict=True)
         ]
         verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
@@ -160,7 +162,7 @@ def _explained(
     already = predicted_classes(model, images) == target
     stored, reached = torch.zeros_like(images), torch.zeros_like(already)
     if not already.all():
-        explanation = model.explain(images[~already], target)
+        explanation = model.explain(images[~already], target, confidence="alpha_1")
         stored[~already] = explanation.stored_convincing[:, 0].cpu()
         reached[~already] = explanation.convincing_certificate.reached[:, 0].cpu()
     return stored, already, reached

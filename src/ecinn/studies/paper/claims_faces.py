@@ -103,6 +103,7 @@ def audited(bench: Bench, model: Model, other: Model | None) -> Audit:
         bench.test(model),
         others=[] if other is None else [other],
         n=bench.sizes.faces,
+        confidence="alpha_1",
         seed=context.seed,
         observe=context.observe,
     )

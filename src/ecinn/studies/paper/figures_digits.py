@@ -36,7 +36,7 @@ def samples(data: Dataset, generator: torch.Generator) -> tuple[Grid, list[int]]
 def one_to_all(model: Model, data: Dataset, label: int, generator: torch.Generator) -> Shown:
     """Explain a random image of a class with all other classes as targets."""
     place = int(draw(model, data, data.labels == label, 1, generator))
-    return every_target(model.explain(data.images[place]), (place,))
+    return every_target(model.explain(data.images[place], confidence="alpha_1"), (place,))
 
 
 def all_to_one(model: Model, data: Dataset, target: int, generator: torch.Generator) -> Shown:
@@ -44,7 +44,8 @@ def all_to_one(model: Model, data: Dataset, target: int, generator: torch.Genera
     others = [label for label in range(CLASSES) if label != target]
     drawn = [draw(model, data, data.labels == label, 1, generator) for label in others]
     places = torch.cat(drawn)
-    return every_image(model.explain(data.images[places], target), tuple(places.tolist()))
+    explanation = model.explain(data.images[places], target, confidence="alpha_1")
+    return every_image(explanation, tuple(places.tolist()))
 
 
 def same_pair(
@@ -53,7 +54,8 @@ def same_pair(
     """Explain n random images of p with target q, from the thinnest to the boldest."""
     places = draw(model, data, data.labels == p, n, generator)
     places = places[data.images[places].float().mean((1, 2, 3)).argsort()]
-    return every_image(model.explain(data.images[places], q), tuple(places.tolist()))
+    explanation = model.explain(data.images[places], q, confidence="alpha_1")
+    return every_image(explanation, tuple(places.tolist()))
 
 
 def figure_3(context: Context) -> Made:

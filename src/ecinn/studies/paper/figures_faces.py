@@ -47,7 +47,8 @@ def figure_8(context: Context) -> Made:
     (model, data), generator = context.tested("celeba-smile"), context.generator(8)
     drawn = [draw(model, data, data.labels == label, 5, generator) for label in (0, 1)]
     places = torch.cat(drawn)
-    explanation = model.explain(data.images[places], 1 - data.labels[places][:, None])
+    q = 1 - data.labels[places][:, None]
+    explanation = model.explain(data.images[places], q, confidence="alpha_1")
     shown = every_image(explanation, tuple(places.tolist()))
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
     text = caption("figure-8", legend=shown.legend())
@@ -75,7 +76,8 @@ class Faces:
         self.generator = generator
         self.model, data = context.tested(name)
         self.attribute = self.model.recipe.dataset.partition("/")[2]
-        self.explanation = self.model.explain(data.images[places], check=False)
+        images = data.images[places]
+        self.explanation = self.model.explain(images, confidence="alpha_1", check=False)
         e, device = self.explanation, self.model.device
         x, p, q = (values.to(device) for values in (e.x, e.p, e.q[:, 0]))
         sample = context.data(self.model.recipe.dataset, "train").images[training]

@@ -50,7 +50,7 @@ def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[lis
     assert data.attributes is not None
     women = data.attributes[:, ATTRIBUTES.index("Male")] == 0
     places = draw(model, data, women & (data.labels == 0), n, generator)
-    explanation = model.explain(data.images[places], 1)
+    explanation = model.explain(data.images[places], 1, confidence="alpha_1")
     z = model.encode(data.images[places]).cpu()
     delta = equations.latent_direction(model.mu_bar, explanation.p, explanation.q[:, 0])
     changes = (explanation.alpha_1[:, :1] * delta).cpu()
@@ -224,7 +224,7 @@ def projected(
         latents.append(torch.cat(parts).cpu().double())
     z = model.encode(data.images[place]).cpu()[0].double()
     result = geometry(model.mu[[p, q]].cpu().double(), (latents[0], latents[1]), z)
-    e = model.explain(data.images[place], q)
+    e = model.explain(data.images[place], q, confidence="alpha_1")
     images = (to_uint8(e.x[0]), e.stored_tipping_point[0, 0], e.stored_convincing[0, 0])
     arrays = [pictures.image_array(image) for image in images]
     return result, draw_geometry(result, arrays, data.class_names[p], data.class_names[q]), place

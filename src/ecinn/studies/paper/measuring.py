@@ -110,7 +110,8 @@ def explained_sample(
     pairs = draw_pairs(model, data, n, seed)
     parts = []
     for rows in torch.arange(n).split(BATCH_SIZE):
-        parts.append(model.explain(pairs.images[rows], pairs.q[rows, None]))
+        q = pairs.q[rows, None]
+        parts.append(model.explain(pairs.images[rows], q, confidence="alpha_1"))
         done = int(rows[-1]) + 1
         observe(Progress(f"explaining {model.checkpoint.recipe.dataset}", done, n))
     real = random_of_class(data, pairs.q, torch.Generator().manual_seed(seed + 1))

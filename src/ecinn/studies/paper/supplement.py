@@ -100,8 +100,8 @@ def _any_to_all(context: Context, model: Model, data: Dataset, figure: int) -> l
     generator = context.generator(FURTHER + figure)
     places = draw(model, data, everything, SHEETS, generator).tolist()
     return [
-        every_target(model.explain(data.images[places[number]]), (places[number],))
-        for number in _counted(context, figure, SHEETS)
+        every_target(model.explain(data.images[place], confidence="alpha_1"), (place,))
+        for place in (places[number] for number in _counted(context, figure, SHEETS))
     ]
 
 
@@ -150,7 +150,7 @@ def figure_8(context: Context) -> Made:
         for label in (0, 1):
             places = draw(model, data, data.labels == label, FACES // 2, generator)
             for part in places.split(10):
-                explanation = model.explain(data.images[part], 1 - label)
+                explanation = model.explain(data.images[part], 1 - label, confidence="alpha_1")
                 sheets.append(every_image(explanation, tuple(part.tolist())))
         numbers[name] = [sheet.numbers() for sheet in sheets]
         grids = [columns(sheet, names=short) for sheet in sheets]

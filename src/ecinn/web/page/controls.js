@@ -1,6 +1,6 @@
 /** Controls: buttons, files, keys, colours. */
 
-import { read } from "./link.js";
+import { read, sure } from "./link.js";
 import { at } from "./messages.js";
 
 const IN_A_FIELD = 'select, input:not([type="range"], [type="radio"], [type="checkbox"]), dialog *';
@@ -53,7 +53,7 @@ function listenToTools({ state, easel, ...page }) {
   click("save-json", page.saveJson);
   click("share", page.share);
   at("zoom").addEventListener("input", () => easel.enlarge(Number(at("zoom").value)));
-  at("confidence").addEventListener("change", () => page.chooseConfidence(Number(at("confidence").value) || null));
+  at("confidence").addEventListener("change", () => page.chooseConfidence(sure(at("confidence").value)));
   at("index").addEventListener("change", () => step(0));
 
   /** Opens another test picture, wrapping around. */

@@ -1,6 +1,7 @@
 /** The state of the page as the part of its address after #, and back. */
 
 import { SIDE } from "./strokes.js";
+import { ALPHA_1 } from "./words.js";
 
 function toText(pixels) {
   const letters = String.fromCharCode(...pixels);
@@ -28,8 +29,9 @@ function whole(text) {
   return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
 }
 
-/** A whole percentage that the page offers. */
-function sure(text) {
+/** A whole percentage that the page offers, or the paper's α₁; null for the network's default. */
+export function sure(text) {
+  if (text === ALPHA_1) return text;
   return /^0\.([5-9]|[5-9]\d)$/.test(text ?? "") ? Number(text) : null;
 }
 

@@ -13,7 +13,7 @@ import { Slider, stopsOf } from "./slider.js";
 import { rows } from "./strokes.js";
 import { at, attempt, notice, say } from "./messages.js";
 import { arrange, settle } from "./tools.js";
-import { emptyHeadline, named, obtainedWords, percent, restName, winner } from "./words.js";
+import { ALPHA_1, emptyHeadline, named, obtainedWords, percent, restName, winner } from "./words.js";
 
 /** Frames of a path; faces take the network thirty times as long. */
 const FRAMES = { digits: 41, dots: 41 };
@@ -33,7 +33,8 @@ const state = {
   predicted: null,
   input: null,
   target: null,
-  /** The requested confidence of the counterfactual; null for the paper's α₁. */
+  /** The requested confidence of the counterfactual, or "alpha_1"; null for the network's default.
+   * @type {number | "alpha_1" | null} */
   confidence: null,
   answer: null,
   frames: [],
@@ -176,9 +177,14 @@ function showPrediction({ predicted, posterior, typical, caution }) {
   say(`Classified as ${text}`);
 }
 
-/** A requested confidence shall hold for the stored picture. */
+/** The confidence of the counterfactual, by request or by default. */
+function confidence() {
+  return state.confidence ?? state.model.default_confidence;
+}
+
+/** A confidence shall hold for the stored picture. */
 function confidenceOptions() {
-  return { confidence: state.confidence, correct: state.confidence !== null };
+  return { confidence: state.confidence, correct: confidence() !== ALPHA_1 };
 }
 
 /** Requests the path to a target, unless it is known already. */
@@ -259,8 +265,8 @@ async function chooseTarget(target) {
   });
 }
 
-function chooseConfidence(confidence) {
-  state.confidence = confidence;
+function chooseConfidence(chosen) {
+  state.confidence = chosen;
   return state.source ? again({ target: state.target }) : undefined;
 }
 
@@ -271,21 +277,22 @@ function again(wish) {
 }
 
 function showAnswer({ answer, frames }, alpha = null) {
-  const { model, predicted, confidence } = state;
+  const { model, predicted } = state;
   const { target, tippingAlpha, alpha: rest } = answer;
   const obtained = answer.convincing.posterior[target];
   Object.assign(state, { target, answer, frames });
   const end = frames.at(-1).alpha;
   const marks = [tippingAlpha, rest];
   settle("ready");
-  const stops = stopsOf(answer, end, restName(confidence));
+  const stops = stopsOf(answer, end, restName(confidence()));
   slider.show({ frames, stops, names: model.classes, q: target });
   plot.show({ frames, end, p: predicted, q: target, names: model.classes, marks });
   panels.showQuestion(at("question"), model, predicted, target);
   panels.markTargets(at("targets"), model, predicted, target);
   panels.markGrid(at("grid"), target);
-  const more = confidence === null ? [] : [obtainedWords(confidence, obtained, rest)];
-  panels.showSentences(at("sentences"), [...more, ...answer.sentences]);
+  const words = obtainedWords(state.confidence, confidence(), obtained, rest);
+  const [verdict, ...more] = answer.sentences;
+  panels.showSentences(at("sentences"), [verdict, words, ...more]);
   if (alpha === null) slider.sweep(0, rest, SWEEP);
   else slider.scrub(alpha);
 }
@@ -352,6 +359,7 @@ async function useModel(name, wish = null) {
   panels.markModel(at("models"), model.name);
   panels.showBars(at("bars"), model);
   panels.showTargets(at("targets"), model, chooseTarget);
+  panels.showConfidences(at("confidence"), model, state.confidence);
   await attempt(() => begin(model, wish ?? FIRST[model.kind] ?? {}));
 }
 
@@ -366,7 +374,6 @@ function begin(model, wish) {
 function follow() {
   const linked = link.read(location.hash);
   state.confidence = linked.confidence;
-  panels.markConfidence(at("confidence"), linked.confidence);
   return useModel(linked.model, linked.model ? linked : null);
 }
 

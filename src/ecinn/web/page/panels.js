@@ -1,6 +1,6 @@
 /** The parts of the page that show classes: models, targets, bars, the grid, the sentences. */
 
-import { brief, named, percent, question, whole } from "./words.js";
+import { ALPHA_1, brief, choiceWords, named, percent, question } from "./words.js";
 
 /** Confidences that the page offers; links may contain others. */
 const CONFIDENCES = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
@@ -77,11 +77,17 @@ export function markTargets(group, model, p, q) {
   });
 }
 
-/** @param {number | null} confidence null for the paper's α₁ */
-export function markConfidence(select, confidence) {
-  const others = [...new Set([...CONFIDENCES, ...(confidence === null ? [] : [confidence])])].sort((a, b) => a - b);
-  select.replaceChildren(select.firstElementChild, ...others.map((each) => new Option(whole(each), each)));
-  select.value = String(confidence ?? "");
+/**
+ * Offers the network's default, the paper's α₁ and other confidences.
+ * @param {number | "alpha_1" | null} confidence null for the network's default
+ */
+export function showConfidences(select, { default_confidence: usual }, confidence) {
+  const linked = typeof confidence === "number" ? [confidence] : [];
+  const others = [...new Set([...CONFIDENCES, ...linked])].sort((a, b) => a - b);
+  const choices = usual === ALPHA_1 ? others : [ALPHA_1, ...others];
+  const first = usual === ALPHA_1 ? choiceWords(usual) : `${choiceWords(usual)} (the default)`;
+  select.replaceChildren(new Option(first, ""), ...choices.map((each) => new Option(choiceWords(each), each)));
+  select.value = confidence === usual ? "" : String(confidence ?? "");
 }
 
 export function showQuestion(heading, model, p, q) {

@@ -1,5 +1,8 @@
 /** The words of the page. */
 
+/** The name of the paper's α₁ among confidences. */
+export const ALPHA_1 = "alpha_1";
+
 /** A probability; never 100 % for what is not certain. */
 export function percent(share) {
   if (share > 0.9995) return "> 99.9 %";
@@ -45,14 +48,22 @@ export function whole(confidence) {
   return `${Math.round(100 * confidence)} %`;
 }
 
-/** The name of the slider's stop at the counterfactual. */
-export function restName(confidence) {
-  return confidence === null ? "convincing" : whole(confidence);
+/** A choice of confidence. */
+export function choiceWords(confidence) {
+  return confidence === ALPHA_1 ? "α₁ (the paper's)" : whole(confidence);
 }
 
-/** The confidence that was obtained; the service adds a sentence if it is the highest reachable. */
-export function obtainedWords(confidence, obtained, alpha) {
-  return `You requested ${whole(confidence)} and got ${percent(obtained)}, at α = ${alpha.toFixed(2)}.`;
+/** The name of the slider's stop at the counterfactual. */
+export function restName(confidence) {
+  return confidence === ALPHA_1 ? "convincing" : whole(confidence);
+}
+
+/** What was requested and obtained; the service adds a sentence if it is the highest reachable. */
+export function obtainedWords(requested, confidence, obtained, alpha) {
+  if (confidence === ALPHA_1) return `It lies at the paper's α₁ = ${alpha.toFixed(2)}.`;
+  const where = `${percent(obtained)}, at α = ${alpha.toFixed(2)}`;
+  if (requested === null) return `This network's default of ${whole(confidence)} gives ${where}.`;
+  return `You requested ${whole(confidence)} and got ${where}.`;
 }
 
 /** The function of the arrow keys on the easel, if any. */
