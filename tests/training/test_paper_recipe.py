@@ -20,7 +20,12 @@ from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
-from ecinn.training.step import OptimisationStep, batch_loss, learning_rate, prepare_for_gpu
+from ecinn.training.step import (
+    OptimisationStep,
+    batch_loss,
+    learning_rate,
+    prepare_for_gpu,
+)
 
 CPU = torch.device("cpu")
 
@@ -227,12 +232,9 @@ def test_models_of_before_have_none_of_it() -> None:
 
 
 @pytest.mark.parametrize("full", [MNIST, MNIST_PAPER], ids=lambda recipe: recipe.name)
-def test_subnets_run_in_the_precision_of_the_recipe(
-    full: Recipe, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nn.Module, "compile", lambda *args, **kwargs: None)
+def test_subnets_run_in_the_precision_of_the_recipe(full: Recipe, recipe: Recipe) -> None:
     classifier = GenerativeClassifier(recipe.architecture)
-    prepare_for_gpu(classifier, full, inverse=False)
+    prepare_for_gpu(classifier, full)
     couplings = [each for each in classifier.modules() if isinstance(each, bijections.Coupling)]
     assert couplings
     assert {each.half_precision for each in couplings} == {full is MNIST}
