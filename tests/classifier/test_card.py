@@ -143,7 +143,8 @@ def test_settings_are_the_checkpoints(make) -> None:
     assert rows["file"].startswith("1.5 MiB, 8 bits")
     at = "2 couplings of width 4 at"
     assert rows["network"] == f"{at} 4×4; {at} 2×2; 1 fully connected of width 8"
-    assert rows["epochs"] == "10, then 3"
+    assert recipe.finetuning is not None
+    assert rows["epochs"] == f"{recipe.epochs}, then {recipe.finetuning.epochs}"
     assert rows["distillation"].startswith("targets are 80 % the teacher")
     assert rows["augmentation"] == (
         "25 % of the images shifted by up to 2 pixels, scaled by up to 7 %; half of them mirrored"

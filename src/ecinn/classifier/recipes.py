@@ -246,7 +246,8 @@ CELEBA_ATTRIBUTES = Recipe(
     tau=0.01,  # ours
     augmentation=Augmentation(shift=3.0, whole_pixels=True, flip=True),
     epochs=75,
-    learning_rate=1.5e-3,
+    batch_size=512,
+    learning_rate=2e-3,
     warm_up=0.05,
     weight_decay=1e-2,
     attribute_weight=4.0,
@@ -255,32 +256,24 @@ CELEBA_ATTRIBUTES = Recipe(
     stored_bits=8,
 )
 
-CELEBA_TAUGHT = replace(
-    # Continues from celeba-attributes with distillation from a teacher.
-    CELEBA_ATTRIBUTES,
-    name="celeba-taught",
-    augmentation=Augmentation(shift=4.0, rotate=7.0, scale=0.07, flip=True, share=0.6),
-    epochs=20,
-    learning_rate=1e-3,
-    warm_up=0.1,
-    attribute_weight=8.0,
-    ema_decay=0.998,
-    distillation_weight=0.8,
-    init_from="celeba-attributes",
-)
-
 CELEBA = tuple(
     replace(
-        CELEBA_TAUGHT,
+        # Continues from celeba-attributes with distillation from a teacher.
+        CELEBA_ATTRIBUTES,
         name=f"celeba-{name}",
         dataset=f"celeba/{attribute}",
-        epochs=10,
-        learning_rate=7e-4,
-        init_from="celeba-taught",
-        default_confidence=0.99,  # ours: chosen on validation faces
+        augmentation=Augmentation(shift=4.0, rotate=7.0, scale=0.07, flip=True, share=0.6),
+        epochs=12,
+        learning_rate=1.4e-3,
+        warm_up=0.1,
+        attribute_weight=8.0,
+        ema_decay=0.998,
+        distillation_weight=0.8,
+        init_from="celeba-attributes",
         finetuning=FineTuning(
-            epochs=3, faithfulness=2.0, distillation_weight=0.5, learning_rate=3e-4
+            epochs=4, faithfulness=1.0, distillation_weight=1.0, learning_rate=4e-4
         ),
+        default_confidence=0.99,  # ours: chosen on validation faces
     )
     for name, attribute in {
         "smile": "Smiling",
@@ -300,7 +293,6 @@ _ALL = (
     MNIST_BETA,
     FAKE_MNIST,
     CELEBA_ATTRIBUTES,
-    CELEBA_TAUGHT,
     *CELEBA,
     CELEBA_SMILE_PLAIN,
 )

@@ -17,6 +17,7 @@ Kind = Literal["digits", "dots", "faces", "images"]
 KINDS: Mapping[str, Kind] = {"mnist": "digits", "fakemnist": "dots", "celeba": "faces"}
 TITLES: Mapping[str, str] = {
     "mnist": "Digits",
+    "mnist-finetuned": "Digits, fine-tuned",
     "fakemnist": "Digits labelled by dots",
     "celeba-smile": "Faces: smile",
     "celeba-cheekbones": "Faces: cheekbones",
