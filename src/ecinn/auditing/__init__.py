@@ -1,6 +1,7 @@
-"""Audit a model: what it looks at and where it errs, measured over many images."""
+"""Audit a model: what it looks at, where it errs, and whether it is good enough to explain with."""
 
 from ecinn.auditing.measurement import audit
 from ecinn.auditing.result import Audit
+from ecinn.auditing.verdict import Verdict, assess
 
-__all__ = ["Audit", "audit"]
+__all__ = ["Audit", "Verdict", "assess", "audit"]

@@ -1,15 +1,16 @@
-"""Render an audit as one self-contained HTML page, from the template `page.html`."""
+"""Render an audit or a verdict as one self-contained HTML page, from a template."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
 from ecinn.auditing.measurement import EXAMPLES
 from ecinn.auditing.result import Audit, Comparison, count
+from ecinn.auditing.verdict import Verdict
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
@@ -34,16 +35,9 @@ class Cell:
 
 def render(audit: Audit, command: str) -> str:
     """Fill in the template; it escapes every name and path."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
     mean_image = to_uint8(audit.images.float().mean(0) / 256)
     own_change = audit.flips.change.abs().mean(0)
-    return environment.get_template("page.html").render(
+    return template("page.html").render(
         audit=audit,
         command=command,
         version=version("ecinn"),
@@ -65,6 +59,35 @@ def render(audit: Audit, command: str) -> str:
         matrix=lambda kind: _matrix(audit, kind),
         verdict=_verdict,
         count=count,
+        percent=pictures.percent,
+    )
+
+
+def template(name: str) -> Template:
+    """Return a template of this folder; it escapes every value."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(name)
+
+
+def render_verdict(verdict: Verdict, command: str) -> str:
+    """Fill in the template of a verdict."""
+    return template("verdict.html").render(
+        verdict=verdict,
+        command=command,
+        version=version("ecinn"),
+        examples=(
+            ("Ten at random", verdict.random),
+            ("The ten that convince the other network least", verdict.worst),
+        ),
+        url=pictures.data_url,
+        image=_image,
+        heatmap=_heatmap,
         percent=pictures.percent,
     )
 

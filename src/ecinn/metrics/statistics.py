@@ -63,6 +63,15 @@ def normal_interval(values: Values) -> Interval:
     return Interval(float(mean), float(mean) - half_width, float(mean) + half_width, len(values))
 
 
+def mean_difference(a: Float[Tensor, " first"], b: Float[Tensor, " second"]) -> Interval:
+    """mean(a) − mean(b) of different images, ± 1.96 √(σ_a²/n_a + σ_b²/n_b)."""
+    first, second = normal_interval(a), normal_interval(b)
+    difference = first.mean - second.mean
+    half_width = math.hypot(first.half_width, second.half_width)
+    n = min(first.n, second.n)
+    return Interval(difference, difference - half_width, difference + half_width, n)
+
+
 def bootstrap_interval(
     values: Values, *, resamples: int = RESAMPLES, generator: torch.Generator
 ) -> Interval:

@@ -26,6 +26,7 @@ from ecinn.flow.device import resolve_device
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, ignore
 from ecinn.training.networks import (
+    ConvolutionalNetwork,
     Trained,
     assemble,
     one_cycle,
@@ -69,29 +70,6 @@ class JudgeSettings:
     shear: float = 0.08
     stored_bits: int = 16
     """Bits per stored weight: 16, or 8 with vectors of 16 bits."""
-
-
-class ConvolutionalNetwork(nn.Module):
-    """Four 3×3 convolutions with batch norm and ReLU, two max-pools, global average pooling."""
-
-    def __init__(self, channels: int, classes: int, width: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for pools, filters in ((True, width), (True, 2 * width), *[(False, 4 * width)] * 2):
-            layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False)]
-            layers += [nn.BatchNorm2d(filters), nn.ReLU(), *[nn.MaxPool2d(2)] * pools]
-            channels = filters
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(4 * width, classes)
-
-    def features(self, x: Images) -> Float[Tensor, "batch features"]:
-        """Return the penultimate layer."""
-        return torch.mean(self.body(x), (2, 3))
-
-    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
-        """Return the logits."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
 
 
 class FullyConnectedNetwork(nn.Sequential):

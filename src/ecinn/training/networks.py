@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ecinn.classifier.quantisation import pack, unpack
 from ecinn.errors import EcinnError
+from ecinn.pixels import Images
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.training.step import cosine_schedule, ema_weight
 
@@ -26,6 +27,34 @@ Loss = Callable[[Int[Tensor, " batch"]], tuple[Float[Tensor, ""], Float[Tensor, 
 """Returns the loss of the images with these indices, and the error rate if there is one."""
 Schedule = Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]
 """Returns the learning-rate schedule of an optimiser for a number of steps."""
+
+
+class ConvolutionalNetwork(nn.Module):
+    """3×3 convolutions with batch norm and ReLU, max-pools, global average pooling.
+
+    Args:
+        pools: number of max-pools, each after a convolution; two more convolutions follow.
+    """
+
+    def __init__(self, channels: int, classes: int, width: int, pools: int = 2) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number in range(pools + 2):
+            filters = width * min(2**number, 4)
+            layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False)]
+            layers += [nn.BatchNorm2d(filters), nn.ReLU(), *[nn.MaxPool2d(2)] * (number < pools)]
+            channels = filters
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, classes)
+
+    def features(self, x: Images) -> Float[Tensor, "batch features"]:
+        """Return the penultimate layer."""
+        return torch.mean(self.body(x), (2, 3))
+
+    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
+        """Return the logits."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
 
 
 def cosine(warm_up: float) -> Schedule:
