@@ -1,4 +1,4 @@
-"""Audit a model: what it looks at, where it errs, and whether it is good enough to explain with."""
+"""Audit a model: what it looks at, where it errs, and whether it is good enough to explain."""
 
 from ecinn.auditing.measurement import audit
 from ecinn.auditing.result import Audit
