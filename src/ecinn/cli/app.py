@@ -28,6 +28,7 @@ EXTRAS = {
     "matplotlib": "paper",
     "multipart": "serve",
     "prometheus_client": "serve",
+    "pydicom": "dicom",
     "python_multipart": "serve",
     "tensorboard": "tensorboard",
     "torchvision": "inception",

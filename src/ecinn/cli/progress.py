@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ecinn.cli.app import err, plain
+from ecinn.errors import InputError
 from ecinn.progress import Observer, Progress
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 CelebA = Annotated[
     Path | None,
     typer.Option("--celeba", help="Folder of CelebA or CelebA-HQ; default: $ECINN_CELEBA."),
+]
+
+OwnSource = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Pictures of your own: where those of the model are now, or others to test on.",
+    ),
 ]
 
 SLOW = 2.0
@@ -146,14 +155,36 @@ def format_figures(figures: Mapping[str, float | int]) -> str:
     return "  ".join(parts)
 
 
-def load_images(dataset: "str | Recipe", split: "Split", celeba: Path | None = None) -> "Dataset":
-    """Load a split of a dataset, or of a recipe's, whose faces are cropped as it says.
+def load_images(
+    dataset: "str | Recipe",
+    split: "Split",
+    celeba: Path | None = None,
+    *,
+    model: str | Path = "",
+    source: Path | None = None,
+) -> "Dataset":
+    """Load a split of a dataset, or of a recipe's, whose pictures are framed as it says.
 
-    Faces are decoded the first time, which takes a while.
+    Pictures are decoded the first time, which takes a while.
+
+    Args:
+        model: path of a model; the folder of a run knows pictures of your own.
+        source: where these are instead.
     """
     from ecinn.data.dataset import load_dataset
+    from ecinn.data.own import DATASET, load_recorded
 
     with bars() as observe:
         if isinstance(dataset, str):
             return load_dataset(dataset, split, celeba, observe)
-        return dataset.load(split, celeba, observe)
+        if dataset.dataset != DATASET:
+            if source is not None:
+                raise InputError(
+                    f"--data is for models of your own pictures, not for {dataset.name}"
+                )
+            return dataset.load(split, celeba, observe)
+        run = Path(model)
+        data, cautions = load_recorded(run if run.is_dir() else run.parent, split, source, observe)
+    for caution in cautions:
+        err.print(plain(caution))
+    return data
