@@ -1,8 +1,9 @@
 """DICOM files (.dcm): stored values, their window and their polarity, through pydicom."""
 
+import io
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -28,7 +29,7 @@ def require_pydicom() -> None:
 
 
 def read_dicom(
-    source: str | Path | BinaryIO, notes: list[str]
+    source: str | Path | io.BytesIO, notes: list[str]
 ) -> tuple[Image.Image, Intensity | None, bool]:
     """Return the first frame, the file's window, and whether small values are white.
 

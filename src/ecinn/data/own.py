@@ -222,15 +222,14 @@ class _Decoding:
         # Shuffled, so that the first pictures of a split are a fair sample.
         order = np.random.default_rng(self.options.seed).permutation(total)
         order = order[np.argsort(split[order], kind="stable")]
-        hashes, damaged = [""] * total, dict[int, str]()
+        content, damaged = [""] * total, dict[int, str]()
 
         def fill(images: NDArray[np.uint8]) -> None:
-            self._decode(images, order, framing, hashes, damaged, notes)
+            self._decode(images, order, framing, content, damaged, notes)
             _stop_if_damaged(self._damage(damaged), total, self.options)
+            split[:] = self._final_split(split, content, notes)
 
         write_array(path, (total, *shape), fill)
-        content = [hashes[position] for position in np.argsort(order)]
-        split = self._final_split(split, content, notes)
         kept = np.flatnonzero(split[order] >= 0)
         kept = kept[np.argsort(split[order[kept]], kind="stable")]
         counts = tuple(int((split == side).sum()) for side in range(3))
@@ -258,7 +257,7 @@ class _Decoding:
         images: NDArray[np.uint8],
         order: NDArray[np.int64],
         framing: Framing,
-        hashes: list[str],
+        content: list[str],
         damaged: dict[int, str],
         notes: list[str],
     ) -> None:
@@ -276,8 +275,8 @@ class _Decoding:
                 damaged[row] = " ".join(str(error).split())
                 return
             images[position] = read.image.numpy()
-            content = hashlib.blake2b(images[position].tobytes(), digest_size=8)
-            hashes[position] = content.hexdigest()
+            digest = hashlib.blake2b(images[position].tobytes(), digest_size=8)
+            content[row] = digest.hexdigest()
             with lock:
                 for note in read.notes:
                     kind = re.sub(r"[\d.]+", "#", note)
@@ -347,8 +346,8 @@ class _Decoding:
         missing += [side for n, side in enumerate(get_args(Split)) if not (split == n).any()]
         if missing and self.earlier is None:
             raise InputError(
-                f"{self.source} has no pictures of these: {', '.join(missing[:5])}; add some, or "
-                "check --group and the split"
+                f"{self.source} has no pictures left for {', '.join(missing[:5])}: add some, or "
+                "check --group, --window, the given split and copies"
             )
         return split
 

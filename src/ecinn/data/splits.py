@@ -26,7 +26,7 @@ def split_by_class(
 ) -> Sides:
     """Give every group to the side that lacks most of its classes, large groups first.
 
-    Groups of one picture give all sides their share of every class, to within one picture.
+    Groups of one picture give all sides their share of every class, to within two pictures.
     """
     members: dict[object, list[int]] = defaultdict(list)
     for row in np.random.default_rng(seed).permutation(len(labels)).tolist():
