@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.own import OwnData, OwnDataOptions
     from ecinn.progress import Observer
+
+
+class FitName(StrEnum):
+    """What to do with pictures that are not square."""
+
+    STRETCH = "stretch"
+    CROP = "crop"
+    PAD = "pad"
 
 
 @app.command()
@@ -72,7 +81,8 @@ def train(
         int | None, typer.Option(help="Your pictures: 1 for grey, 3 for colour.")
     ] = None,
     fit: Annotated[
-        str | None, typer.Option(help="Other aspect ratios: stretch (default), crop or pad.")
+        FitName | None,
+        typer.Option(help="Pictures that are not square.", show_default="stretch"),
     ] = None,
     window: Annotated[
         str | None, typer.Option(help="LOW,HIGH: the raw values that are black and white.")
@@ -121,7 +131,7 @@ def train(
     options = {
         "size": size,
         "channels": channels,
-        "fit": fit,
+        "fit": None if fit is None else fit.value,
         "window": window,
         "group": group,
         "path_column": path_column,

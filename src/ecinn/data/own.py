@@ -64,13 +64,13 @@ class OwnDataOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check size, channels and fit."""
+        """Check size, channels and window."""
+        if self.window is not None:
+            Intensity(*self.window, "given")
         if self.size is not None and (self.size % 4 or not 16 <= self.size <= 128):
             raise InputError(f"the size is a multiple of 4 from 16 to 128, not {self.size}")
         if self.channels not in (None, 1, 3):
             raise InputError(f"channels are 1 (grey) or 3 (colour), not {self.channels}")
-        if self.fit not in get_args(Fit):
-            raise InputError(f"fit is one of {', '.join(get_args(Fit))}, not {self.fit!r}")
 
 
 @dataclass(frozen=True)
