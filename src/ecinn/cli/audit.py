@@ -8,6 +8,7 @@ import typer
 from ecinn.cli.app import (
     Device,
     Json,
+    OwnSource,
     RequestedConfidence,
     app,
     out,
@@ -16,7 +17,7 @@ from ecinn.cli.app import (
     print_json,
 )
 from ecinn.cli.evaluate import SplitName
-from ecinn.cli.progress import CelebA, OwnSource, bars, load_images
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 
 

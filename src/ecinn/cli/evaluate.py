@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
-from ecinn.cli.progress import CelebA, OwnSource
+from ecinn.cli.app import Device, Json, OwnSource, app, out, plain, print_json
+from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 from ecinn.files import atomic_write
 

@@ -11,6 +11,7 @@ import typer
 from ecinn.cli.app import (
     Device,
     Json,
+    OwnSource,
     RequestedConfidence,
     app,
     out,
@@ -18,7 +19,7 @@ from ecinn.cli.app import (
     plain,
     print_json,
 )
-from ecinn.cli.progress import CelebA, OwnSource, bars, load_images
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:

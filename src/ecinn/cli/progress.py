@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ecinn.cli.app import err, plain
-from ecinn.errors import InputError
 from ecinn.progress import Observer, Progress
 
 if TYPE_CHECKING:
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 CelebA = Annotated[
     Path | None,
     typer.Option("--celeba", help="Folder of CelebA or CelebA-HQ; default: $ECINN_CELEBA."),
-]
-
-OwnSource = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        help="Pictures of your own: where those of the model are now, or others to test on.",
-    ),
 ]
 
 SLOW = 2.0
@@ -177,14 +168,10 @@ def load_images(
     with bars() as observe:
         if isinstance(dataset, str):
             return load_dataset(dataset, split, celeba, observe)
-        if dataset.dataset != DATASET:
-            if source is not None:
-                raise InputError(
-                    f"--data is for models of your own pictures, not for {dataset.name}"
-                )
+        if dataset.dataset != DATASET and source is None:
             return dataset.load(split, celeba, observe)
         run = Path(model)
         data, cautions = load_recorded(run if run.is_dir() else run.parent, split, source, observe)
     for caution in cautions:
-        err.print(plain(caution))
+        err.print(caution, markup=False)
     return data
