@@ -196,7 +196,8 @@ def load_own_data(
         everything.select(slice(validation, None)),
         found.framing,
         (*pictures.notes, *found.notes),
-        found,
+        # The cache may have been made elsewhere.
+        replace(found, source=str(source.absolute()), options=options),
     )
 
 

@@ -25,7 +25,7 @@ MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: four bytes a pixel must fit in memory."""
 DIGIT_BOX = 20
 """MNIST's digits fill a box of 20 of the 28 pixels."""
-# Cautions about digits, chosen on MNIST's training digits: 0.6 % of them get one.
+# Cautions about digits, chosen on MNIST's training digits: 0.7 % of them get one.
 LOW_CONTRAST = 100
 """Ink that differs less from the background, of 255 levels, is faint."""
 SECOND_STROKE = 0.1
