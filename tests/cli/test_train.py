@@ -14,9 +14,11 @@ from PIL import Image
 
 from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning, Recipe
+from ecinn.cli.progress import load_images
 from ecinn.data.dataset import Dataset
 from ecinn.data.framing import Framing, Intensity
 from ecinn.flow.network import Architecture, Stage
+from ecinn.web.catalogue import load_catalogue
 from helpers.command_line import fails, run
 
 
@@ -160,6 +162,13 @@ def test_your_own_pictures_from_table_to_audit(
     code, stdout, stderr = run("evaluate", run_folder, "--json", "--device", "cpu")
     assert code == 0, stderr
     assert json.loads(stdout)["error"] == record["metrics"]["error"]
+    code, stdout, stderr = run("models", run_folder)
+    assert "values of 0 to 4095 (12 bits) are black to white" in stdout
+    assert "ecinn train SOURCE --out DIR" in stdout
+    (served,) = load_catalogue(
+        [str(run_folder)], load=lambda recipe, path: load_images(recipe, "test", model=path)
+    ).values()
+    assert len(served.samples) == 12
     page = tmp_path / "audit.html"
     code, stdout, stderr = run("audit", run_folder, "--split", "train", "--out", page,
                                "--json", "--device", "cpu")  # fmt: skip

@@ -59,6 +59,12 @@ class Framing:
     """Range of pictures with more than 8 bits; None: training had none, or each DICOM file has
     its own window."""
 
+    def __str__(self) -> str:
+        values = (
+            "" if self.intensity is None else f"; values of {self.intensity} are black to white"
+        )
+        return f"{self.fit} if they are not square{values}"
+
     def resize(self, picture: Image.Image, size: tuple[int, int]) -> tuple[Image.Image, str]:
         """Fit a picture into width × height; also return what was done, "" for nothing."""
         if picture.size == size:
