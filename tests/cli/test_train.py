@@ -200,12 +200,13 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
     with monkeypatch.context() as patch:
         patch.setattr("ecinn.training.loop.calibrate", _interrupt)
         code, _, stderr = run("train", table, "--out", run_folder, "--device", "cpu",
-                              "--learning-rate", 0.01)  # fmt: skip
+                              "--learning-rate", 0.01, "--channels", 1)  # fmt: skip
         assert code == 130, stderr
     assert "leave these options out" in fails(
         "train", table, "--out", run_folder, "--resume", "--size", 16
     )
-    code, _, stderr = run("train", table, "--out", run_folder, "--resume", "--device", "cpu")
+    code, _, stderr = run("train", table, "--out", run_folder, "--resume", "--device", "cpu",
+                          "--channels", 1)  # fmt: skip
     assert code == 0, stderr
     assert len(plan) == 1
     assert load_checkpoint(run_folder).recipe.learning_rate == 0.01
@@ -218,7 +219,8 @@ def _interrupt(*_: object) -> None:
 def test_wrong_options_for_your_own_pictures(tmp_path: Path, plan: list[dict[str, Any]]) -> None:
     table, out = scans(tmp_path / "scans"), tmp_path / "run"
     assert "for pictures of your own" in fails("train", "mnist", "--out", out, "--size", 16)
-    assert "no file or folder" in fails("train", "nowhere", "--out", out, "--minutes", 1)
+    assert "for pictures of your own" in fails("train", "mnist", "--out", out, "--minutes", 1)
+    assert "file or folder 'nowhere'" in fails("train", "nowhere", "--out", out)
     for option, value, says in (
         ("--size", 17, "multiple of 4"),
         ("--fit", "zoom", "'zoom'"),

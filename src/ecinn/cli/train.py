@@ -119,7 +119,7 @@ def train(
     import json
 
     from ecinn.classifier.checkpoint import MODEL_FILE
-    from ecinn.classifier.recipes import RECIPES, find_recipe
+    from ecinn.classifier.recipes import RECIPES
     from ecinn.cli.evaluate import print_evaluation
     from ecinn.cli.progress import load_images
     from ecinn.data.dataset import Split
@@ -141,20 +141,23 @@ def train(
     }
     options = {name: value for name, value in options.items() if value is not None}
     own = None
-    if source not in RECIPES and Path(source).exists():
+    if source not in RECIPES:
+        if not Path(source).exists():
+            names = ", ".join(RECIPES)
+            raise InputError(f"no recipe, file or folder {source!r}; recipes are: {names}")
         output_folder(out_dir)
         overrides = {k: v for k, v in (first_stage | both_stages).items() if v is not None}
         own, settings = _own_run(
             Path(source), out_dir, options, overrides, minutes, device, resume=resume
         )
+    elif options or minutes is not None:
+        option = next(iter([*options, "minutes"])).replace("_", "-")
+        raise InputError(
+            f"--{option} is for pictures of your own, but {source!r} is a recipe: leave it out, "
+            f"or name a folder as ./{source}"
+        )
     else:
-        if unused := [*options, *(["minutes"] if minutes is not None else [])]:
-            known = "a recipe" if source in RECIPES else "no file or folder"
-            raise InputError(
-                f"--{unused[0].replace('_', '-')} is for pictures of your own, and {source!r} is "
-                f"{known}: leave it out, or name a folder (./{source})"
-            )
-        settings = _replace(find_recipe(source), **first_stage, **both_stages)
+        settings = _replace(RECIPES[source], **first_stage, **both_stages)
     if refine_from is not None and any(value is not None for value in first_stage.values()):
         raise InputError(
             "--refine-from skips the first stage: leave out --epochs, --batch-size and "
@@ -202,13 +205,8 @@ def train(
         f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
         for name, value in options.items()
     )
-    numbers = (
-        {"minutes": minutes}
-        | first_stage
-        | both_stages
-        | {"limit": limit, "faithfulness": faithfulness}
-    )
-    numbers |= {"finetune_epochs": finetune_epochs}
+    numbers = {"minutes": minutes, **first_stage, **both_stages, "limit": limit}
+    numbers |= {"faithfulness": faithfulness, "finetune_epochs": finetune_epochs}
     numbers |= {"finetune_learning_rate": finetune_learning_rate}
     words += "".join(
         f" --{name.replace('_', '-')} {value:g}"
@@ -254,14 +252,14 @@ def _own_run(
     record = read_record(out_dir / RECORD_FILE) if resume else None
     if not resume and any((out_dir / f).exists() for f in (RECORD_FILE, MODEL_FILE, *STATE_FILES)):
         raise InputError(f"{out_dir} already holds a run: resume it, or choose another folder")
+    options = _own_options(given)
     if record is not None:
-        if given or minutes is not None:
+        if given and options != record.options:
             raise InputError("--resume keeps how pictures were read: leave these options out")
         with bars() as observe:
             own = load_own_data(source, record.options, observe, record)
         stored = json.loads((out_dir / RECORD_FILE).read_bytes())["recipe"]
         return own, _replace(rebuild(Recipe, stored), **overrides)
-    options = _own_options(given)
     with bars() as observe:
         own = load_own_data(source, options, observe)
         for note in own.notes:

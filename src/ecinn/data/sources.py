@@ -279,13 +279,10 @@ def _arrays(path: Path) -> Pictures:
     """Read images (NHW, NHWC or NCHW) and labels, of one split or several, from .npz."""
     images: dict[str, Any] = {}
     labels: dict[str, Any] = {}
-    names = None
     try:
         with np.load(path, allow_pickle=False) as archive:
             for key in archive.files:
-                if key == "class_names":
-                    names = tuple(str(name) for name in archive[key])
-                elif match := _ARRAYS.fullmatch(key.lower()):
+                if match := _ARRAYS.fullmatch(key.lower()):
                     kind = images if match["kind"][0] in "ix" else labels
                     kind[match["a"] or match["b"] or ""] = archive[key]
     except (OSError, ValueError, EOFError) as error:
@@ -305,10 +302,6 @@ def _arrays(path: Path) -> Pictures:
         pictures.append(_channels_last(array, path))
         numbers += label.tolist()
         splits += [SPLIT_NAMES[key]] * len(array) if key else []
-    if names is not None:
-        if not all(isinstance(n, int) and 0 <= n < len(names) for n in numbers):
-            raise InputError(f"{path}: labels are 0 to {len(names) - 1}, one for each class name")
-        numbers = [names[n] for n in numbers]
     where = [(part, row) for part, array in enumerate(pictures) for row in range(len(array))]
     return Pictures(
         [f"{path.name} image {row}" for row in range(len(where))],
@@ -316,7 +309,6 @@ def _arrays(path: Path) -> Pictures:
         lambda row: Image.fromarray(pictures[where[row][0]][where[row][1]]),
         f"{path.name} {size_and_time(path)}",
         splits or None,
-        class_names=names,
     )
 
 
