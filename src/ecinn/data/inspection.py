@@ -75,16 +75,13 @@ def value_range(looks: Iterable[Look], notes: list[str]) -> Intensity | None:
     """
     deep = [(look, look.values) for look in looks if look.values is not None]
     windows = {look.window for look, _ in deep}
-    if not deep or len(windows) == 1:
-        chosen = windows.pop() if windows else None
-        if chosen is not None or not deep:
-            return chosen
-    elif None not in windows:
+    if len(windows) > 1 and None not in windows:
         notes.append(
             f"every DICOM file has its own window, {len(windows)} in all: --window LOW,HIGH gives "
             "all the same"
         )
-        return None
+    if None not in windows:  # also without any
+        return windows.pop() if len(windows) == 1 else None
     low, high = min(values[0] for _, values in deep), max(values[1] for _, values in deep)
     if low >= 0 and all(look.whole for look, _ in deep):
         return bits_used(high)

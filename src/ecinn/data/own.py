@@ -304,7 +304,8 @@ class _Decoding:
         pictures, seed = self.pictures, self.options.seed
         if self.earlier is not None:
             return np.zeros(len(pictures.names), np.int64)
-        labels = np.array([self.names.index(label) for label in pictures.labels])
+        number = {name: number for number, name in enumerate(self.names)}
+        labels = np.array([number[label] for label in pictures.labels])
         groups = find_groups(pictures.names, pictures.columns, self.options.group, notes)
         if pictures.splits is not None:
             return given_split(pictures.splits, labels, groups, seed, notes)

@@ -2,7 +2,6 @@
 
 import io
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,8 @@ def open_picture(source: object, notes: list[str]) -> Picture:
                 raise InputError(f"{name} has no pixels ({size}): choose another file")
             if picture.width * picture.height > MAX_PIXELS:
                 raise InputError(f"{name} is too large ({size} pixels, {limit}")
-            if any("RGB" in str(tile[-1]) and "16" in str(tile[-1]) for tile in _tiles(picture)):
+            stored = [str(tile[-1]) for tile in getattr(picture, "tile", ())]
+            if any("RGB" in mode and "16" in mode for mode in stored):
                 notes.append("only the upper 8 of 16 bits a colour were used")
             picture.load()
             # A Pillow image is at the frame that the caller chose; phones store previews as MPO.
@@ -139,11 +139,6 @@ def open_picture(source: object, notes: list[str]) -> Picture:
     if rotated:
         notes.append("rotated upright according to its EXIF data")
     return Picture(upright)
-
-
-def _tiles(picture: Image.Image) -> Sequence[Any]:
-    """Return how the parts of a file are stored, known until it is decoded."""
-    return getattr(picture, "tile", ())
 
 
 def _read_header(source: object) -> AbstractContextManager[Image.Image]:
