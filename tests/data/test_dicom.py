@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ecinn.data.framing import Framing, Intensity
+from ecinn.data.own import OwnDataOptions, load_own_data
 from ecinn.data.photographs import read_photograph
 from ecinn.errors import InputError
 
@@ -72,3 +73,34 @@ def test_files_that_are_not_dicom(tmp_path: Path) -> None:
     for name, says in (("a.dcm", "not a DICOM"), ("b.dcm", "no such file")):
         with pytest.raises(InputError, match=says):
             read_photograph(tmp_path / name, SHAPE, digit=False)
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_the_window_of_a_folder(
+    windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
+    random = np.random.default_rng(6)
+    for n in range(24):
+        path = tmp_path / "scans" / "ab"[n % 2] / f"{n}.dcm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        centre = 1000.5 + 500 * (n // 2 % windows)
+        write(path, random.integers(0, 4096, (8, 8)), WindowCenter=centre, WindowWidth=2001)
+    own = load_own_data(tmp_path / "scans", OwnDataOptions(size=16))
+    window = Intensity(0.0, 2000.0, "DICOM window")
+    assert own.framing.intensity == (window if windows == 1 else None)
+    assert any("own window" in note for note in own.notes) == (windows == 2)
+    found = {image.numpy().tobytes() for data in (own.train, own.validation, own.test)
+             for image in data.images}  # fmt: skip
+    for path in (tmp_path / "scans").rglob("*.dcm"):
+        read = read_photograph(path, (1, 16, 16), digit=False, framing=own.framing)
+        assert read.image.numpy().tobytes() in found
+
+
+def test_without_pydicom_the_extra_is_named(
+    values: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "scan.dcm", values)
+    monkeypatch.setattr("ecinn.data.dicom.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"ecinn\[dicom\]"):
+        read_photograph(path, SHAPE, digit=False)
