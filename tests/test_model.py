@@ -13,6 +13,7 @@ import ecinn
 from ecinn import equations
 from ecinn.classifier.checkpoint import load_checkpoint
 from ecinn.data.dataset import load_dataset
+from ecinn.data.framing import Framing, Intensity
 from ecinn.data.mnist import load_mnist
 from ecinn.data.planted import FAKE_MNIST_CUE
 from ecinn.errors import InputError
@@ -41,6 +42,25 @@ def explanation(mnist, digits):
     predicted = mnist.predict(images).argmax(1)
     q = (predicted + 1 + torch.arange(IMAGES) % 9) % 10
     return mnist.explain(images, q[:, None])
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "image"])
+def test_the_range_of_values_of_training_is_applied_and_noted(kind: str, tmp_path) -> None:
+    values = np.random.default_rng(5).integers(0, 4096, (8, 8), dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "scan.png")
+    source = {
+        "path": tmp_path / "scan.png",
+        "bytes": (tmp_path / "scan.png").read_bytes(),
+        "image": Image.fromarray(values),
+    }[kind]
+    plain = small_model()
+    framing = Framing(intensity=Intensity(0.0, 4095.0, "12 bits"))
+    recipe = dataclasses.replace(plain.recipe, mnist_framing=False, framing=framing)
+    model = Model(dataclasses.replace(plain.checkpoint, recipe=recipe))
+    expected = to_pixels(torch.from_numpy(np.round(values / 4095 * 255).astype(np.uint8)))
+    inputs = model.read(source)
+    assert torch.equal(inputs.pixels[0, 0], expected)
+    assert inputs.remarks == (("values of 0 to 4095 (12 bits) became black to white",),)
 
 
 def test_without_a_request_the_models_default_is_used(generator) -> None:

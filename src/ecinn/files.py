@@ -1,8 +1,12 @@
-"""Writing files so that a reader finds the old one or the new one, never half of one."""
+"""Writing files completely or not at all, and reading dataclasses from JSON."""
 
+import dataclasses
 import os
 import tempfile
+import types
+import typing
 from pathlib import Path
+from typing import Any
 
 from ecinn.errors import EcinnError, InputError
 
@@ -45,3 +49,25 @@ def output_folder(path: Path) -> Path:
             f"cannot write to the folder {path}: {error.strerror or error}; choose another one"
         ) from error
     return path
+
+
+def rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401
+    """Turn JSON back into a nested frozen dataclass, checking every type."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        hints = typing.get_type_hints(annotation)
+        return annotation(**{name: rebuild(hints[name], item) for name, item in value.items()})
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple:
+        return tuple(rebuild(arguments[0], item) for item in value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {arguments}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        kind = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else rebuild(kind, value)
+    if annotation is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, annotation):
+        raise TypeError(f"{value!r} is not {annotation}")
+    return value

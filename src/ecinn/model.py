@@ -297,7 +297,11 @@ class Model:
         """Read a file or Pillow image as the model needs it, with what was done to it."""
         recipe = self.recipe
         return read_photograph(
-            image, self.image_shape, digit=recipe.mnist_framing, crop=recipe.face_crop
+            image,
+            self.image_shape,
+            digit=recipe.mnist_framing,
+            crop=recipe.face_crop,
+            framing=recipe.framing,
         )
 
     def _tensor_pixels(self, given: Tensor | np.ndarray) -> Images:
@@ -340,7 +344,7 @@ def _targets_of(targets: Targets, rows: slice, total: int) -> Any:  # noqa: ANN4
 
 def image_files(folder: Path) -> list[Path]:
     """List all image files in a folder, by name."""
-    kinds = Image.registered_extensions()
+    kinds = {*Image.registered_extensions(), ".dcm"}
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in kinds)
     if not files:
         raise InputError(f"{folder} holds no image files (PNG, JPEG, …)")

@@ -210,6 +210,24 @@ def test_rates_of_subgroups_are_counted_one_by_one(finished: Audit, data: Datase
     assert sum(group.n for group in finished.classes) == 50
 
 
+def test_columns_of_a_table_are_subgroups(model: Model, data: Dataset) -> None:
+    camera = tuple("AB"[row % 3 == 0] for row in range(len(data)))
+    columns = {
+        "camera": camera,
+        "number": tuple(map(str, range(len(data)))),
+        "same": ("x",) * len(data),
+    }
+    n = min(30, len(data))
+    finished = audit(model, replace(data, columns=columns), n=n)
+    assert [group.name for group in finished.subgroups] == ["camera: A", "camera: B"]
+    for group, value in zip(finished.subgroups, "AB", strict=True):
+        rows = [i for i, row in enumerate(finished.index.tolist()) if camera[row] == value]
+        wrong = sum(int(finished.flips.p[i] != finished.labels[i]) for i in rows)
+        assert group.n == len(rows)
+        assert group.error.mean == pytest.approx(wrong / len(rows))
+    assert "By the other columns of the table" in finished.html("ecinn audit")
+
+
 def test_texture_decides_what_is_typical(faces: Model, data: Dataset) -> None:
     """With a texture limit at the median, half of the images are out of distribution."""
     frequency = torch.arange(64) % 3

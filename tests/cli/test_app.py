@@ -182,7 +182,7 @@ def test_an_interruption_during_start_up_is_one_line(tmp_path: Path) -> None:
         (("explain", "--nothing"), "--nothing"),
         (("nobody",), "nobody"),
         (("audit", "mnist", "--n", "few"), "--n"),
-        (("train",), "RECIPE"),
+        (("train",), "SOURCE"),
     ],
 )
 def test_wrong_arguments_are_one_line_that_points_to_the_help(

@@ -2,13 +2,23 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from ecinn.classifier.checkpoint import load_checkpoint
-from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
-from ecinn.flow.network import Stage
+from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning, Recipe
+from ecinn.cli.progress import load_images
+from ecinn.data.dataset import Dataset
+from ecinn.data.framing import Framing, Intensity
+from ecinn.flow.network import Architecture, Stage
+from ecinn.web.catalogue import load_catalogue
 from helpers.command_line import fails, run
 
 
@@ -88,3 +98,137 @@ def test_train_then_explain_with_the_trained_model(
         "--finetune-epochs",
         0,
     )
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Plan a tiny network instead; return what was asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def plan_recipe(data: Dataset, device: torch.device, **options: Any) -> SimpleNamespace:
+        asked.append({"images": len(data), "device": device, **options})
+        architecture = Architecture(
+            data.images.shape[1], *data.images.shape[2:], len(data.class_names),
+            (Stage(1, 4), Stage(1, 4)), dense_width=0, pixel_margin=0.02,
+        )  # fmt: skip
+        recipe = Recipe(
+            options["name"], "own", architecture, 1.0, epochs=2, batch_size=16, ema_decay=0.0,
+            framing=options["framing"],
+        )  # fmt: skip
+        recipe = dataclasses.replace(recipe, **options["overrides"])
+        return SimpleNamespace(recipe=recipe, reasons=(("epochs", "2", "a test"),))
+
+    module = SimpleNamespace(plan_recipe=plan_recipe)
+    monkeypatch.setitem(sys.modules, "ecinn.training.plan", module)
+    return asked
+
+
+def scans(folder: Path) -> Path:
+    """Dark and light pictures of 12 bits by two cameras, with a table."""
+    random = np.random.default_rng(1)
+    folder.mkdir()
+    rows = ["path,label,camera"]
+    for n in range(120):
+        values = random.integers(0, 2000, (16, 16)) + 2000 * (n % 2)
+        Image.fromarray(values.astype(np.uint16)).save(folder / f"{n}.png")
+        rows.append(f"{n}.png,{'light' if n % 2 else 'dark'},{'AB'[n % 3 > 0]}")
+    (folder / "scans.csv").write_text("\n".join(rows))
+    return folder / "scans.csv"
+
+
+@pytest.mark.slow
+def test_your_own_pictures_from_table_to_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
+    table, run_folder = scans(tmp_path / "scans"), tmp_path / "run"
+    code, stdout, stderr = run(
+        "train", table, "--out", run_folder, "--epochs", 3, "--minutes", 5, "--size", 16,
+        "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "a test" in stdout
+    assert "120 grey pictures of 2 classes at 16×16: 96 for training" in stderr
+    framing = Framing("stretch", Intensity(0.0, 4095.0, "12 bits"))
+    (asked,) = plan
+    assert asked["images"] == 96
+    assert asked["overrides"] == {"epochs": 3}
+    assert (asked["name"], asked["minutes"], asked["framing"]) == ("run", 5.0, framing)
+    assert load_checkpoint(run_folder).recipe.framing == framing
+    record = json.loads((run_folder / "training.json").read_text())
+    assert record["command"] == "ecinn train SOURCE --out DIR --size 16 --minutes 5 --epochs 3"
+    assert record["metrics"]["n"] == 12
+    assert "already holds a run" in fails("train", table, "--out", run_folder)
+    code, stdout, stderr = run("evaluate", run_folder, "--json", "--device", "cpu")
+    assert code == 0, stderr
+    assert json.loads(stdout)["error"] == record["metrics"]["error"]
+    code, stdout, stderr = run("models", run_folder)
+    assert "values of 0 to 4095 (12 bits) are black to white" in stdout
+    assert "ecinn train SOURCE --out DIR" in stdout
+    (served,) = load_catalogue(
+        [str(run_folder)], load=lambda recipe, path: load_images(recipe, "test", model=path)
+    ).values()
+    assert len(served.samples) == 12
+    page = tmp_path / "audit.html"
+    code, stdout, stderr = run("audit", run_folder, "--split", "train", "--out", page,
+                               "--json", "--device", "cpu")  # fmt: skip
+    assert code == 0, stderr
+    names = [group["name"] for group in json.loads(stdout)["subgroups"]]
+    assert names == ["camera: A", "camera: B"]
+    assert "camera: B" in page.read_text()
+    (tmp_path / "scans").rename(tmp_path / "elsewhere")
+    assert "--data" in fails("evaluate", run_folder, "--device", "cpu")
+    code, stdout, stderr = run("evaluate", run_folder, "--json", "--device", "cpu",
+                               "--data", tmp_path / "elsewhere" / "scans.csv")  # fmt: skip
+    assert json.loads(stdout)["error"] == record["metrics"]["error"]
+    code, stdout, stderr = run(
+        "explain", tmp_path / "elsewhere" / "1.png", "--model", run_folder,
+        "--out", tmp_path / "o", "--json", "--sample", 0,
+        "--data", tmp_path / "elsewhere" / "scans.csv",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "0 to 4095 (12 bits)" in stdout
+    assert "no data.json" in fails("evaluate", "mnist", "--data", table)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
+    table, run_folder = scans(tmp_path / "scans"), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("ecinn.training.loop.calibrate", _interrupt)
+        code, _, stderr = run("train", table, "--out", run_folder, "--device", "cpu",
+                              "--learning-rate", 0.01, "--channels", 1)  # fmt: skip
+        assert code == 130, stderr
+    assert "leave these options out" in fails(
+        "train", table, "--out", run_folder, "--resume", "--size", 16
+    )
+    code, _, stderr = run("train", table, "--out", run_folder, "--resume", "--device", "cpu",
+                          "--channels", 1)  # fmt: skip
+    assert code == 0, stderr
+    assert len(plan) == 1
+    assert load_checkpoint(run_folder).recipe.learning_rate == 0.01
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_wrong_options_for_your_own_pictures(tmp_path: Path, plan: list[dict[str, Any]]) -> None:
+    table, out = scans(tmp_path / "scans"), tmp_path / "run"
+    assert "for pictures of your own" in fails("train", "mnist", "--out", out, "--size", 16)
+    assert "for pictures of your own" in fails("train", "mnist", "--out", out, "--minutes", 1)
+    assert "file or folder 'nowhere'" in fails("train", "nowhere", "--out", out)
+    for option, value, says in (
+        ("--size", 17, "multiple of 4"),
+        ("--fit", "zoom", "'zoom'"),
+        ("--window", "3", "LOW,HIGH"),
+        ("--window", "3,2", "LOW,HIGH"),
+        ("--channels", 2, "1 (grey) or 3"),
+        ("--label-column", "no", "no column 'no'"),
+    ):
+        assert says in fails("train", table, "--out", out, option, value)
+    assert not out.exists()
+    assert not plan

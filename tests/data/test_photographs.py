@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from ecinn.data.framing import Framing, Intensity
 from ecinn.data.mnist import load_mnist
 from ecinn.data.photographs import read_photograph
 from ecinn.errors import InputError
@@ -251,3 +252,87 @@ def test_other_objects_are_refused(source: object, kind: str) -> None:
 def test_a_pillow_image_without_pixels_is_refused() -> None:
     with pytest.raises(InputError, match="no pixels"):
         read_photograph(Image.new("L", (0, 5)), DIGIT, digit=True)
+
+
+def twelve_bits(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 4096, (9, 9), dtype=np.uint16)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_a_model_of_twelve_bits_reads_twelve_bits(suffix: str, tmp_path: Path) -> None:
+    values = twelve_bits(1)
+    Image.fromarray(values).save(tmp_path / f"scan.{suffix}")
+    framing = Framing(intensity=Intensity(0.0, 4095.0, "12 bits"))
+    read = read_photograph(tmp_path / f"scan.{suffix}", (1, 9, 9), digit=False, framing=framing)
+    assert np.array_equal(read.image[0], np.round(values / 4095 * 255))
+    assert read.notes == ("values of 0 to 4095 (12 bits) became black to white",)
+
+
+def test_more_bits_are_noted_by_a_model_of_eight(tmp_path: Path) -> None:
+    values = twelve_bits(2)
+    Image.fromarray(values).save(tmp_path / "scan.png")
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "scan.tif")
+    wide = read_photograph(tmp_path / "scan.png", (1, 9, 9), digit=False)
+    assert np.array_equal(wide.image[0], np.round(values / 65535 * 255))
+    assert "0 to 65535 (16 bits)" in wide.notes[0]
+    assert "save it with 8 bits" in wide.notes[0]
+    floats = read_photograph(tmp_path / "scan.tif", (1, 9, 9), digit=False)
+    assert np.array_equal(floats.image[0], np.round(values / values.max() * 255))
+    assert "its brightest pixel" in floats.notes[0]
+
+
+def test_eight_bits_are_noted_by_a_model_of_more() -> None:
+    framing = Framing(intensity=Intensity(-100.0, 300.0, "DICOM window"))
+    read = read_photograph(Image.new("L", (8, 8), 90), (1, 8, 8), digit=False, framing=framing)
+    assert read.image.unique().tolist() == [90]
+    assert "-100 to 300 (DICOM window)" in read.notes[0]
+
+
+def test_lost_bits_of_colours_are_noted(tmp_path: Path) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        body = name + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    values = np.random.default_rng(3).integers(0, 65536, (8, 8, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0))
+    data = (
+        b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+    read = read_photograph(data, (3, 8, 8), digit=False)
+    assert np.array_equal(read.image.permute(1, 2, 0), values >> 8)
+    assert read.notes == ("only the upper 8 of 16 bits a colour were used",)
+
+
+CAUTIONS = ("several separate strokes", "low contrast", "touches the border")
+
+
+def cautions(image: Image.Image) -> set[str]:
+    notes = read_photograph(image, DIGIT, digit=True).notes
+    return {caution for caution in CAUTIONS for note in notes if caution in note}
+
+
+@pytest.mark.parametrize("ground", [0, 255])
+@pytest.mark.parametrize("size", [28, 300])
+def test_digits_that_are_easily_misread_are_noted(size: int, ground: int) -> None:
+    scale, ink = size / 28, 255 - ground
+
+    def drawn(strokes: list[int], value: int, shadow: int | None = None) -> Image.Image:
+        image = Image.new("L", (size, size), ground)
+        draw = ImageDraw.Draw(image)
+        if shadow is not None:
+            draw.rectangle((0, 0, 6 * scale, size), fill=shadow)
+        for x in strokes:
+            draw.line([(x * scale, 7 * scale), (x * scale, 20 * scale)], value, int(2.5 * scale))
+        return image
+
+    assert cautions(drawn([14], ink)) == set()
+    assert cautions(drawn([11, 18], ink)) == {"several separate strokes"}
+    assert cautions(drawn([14], ground + (60 if ground == 0 else -60))) == {"low contrast"}
+    assert "touches the border" in cautions(drawn([14], ink, ground + (ink - ground) // 2))
+
+
+def test_few_real_digits_get_a_caution() -> None:
+    images = load_mnist("train").images[:1500, 0].numpy()
+    noted = sum(bool(cautions(Image.fromarray(image))) for image in images)
+    assert noted < 0.01 * len(images)

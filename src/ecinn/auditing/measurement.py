@@ -36,6 +36,8 @@ GRID = (8, 5)
 """Rows and columns of the coarse grid: few enough to name each cell in words."""
 SUBGROUPS = ("Male", "Young", "Pale_Skin", "Eyeglasses")
 """CelebA attributes, as annotators saw them, by which errors are counted separately."""
+MOST_VALUES = 10
+"""A column with more different values is not one of groups."""
 EXAMPLES = 6
 BATCH_SIZE = 50
 
@@ -201,7 +203,12 @@ def _pair_maps(pixels: Images, flips: Flips, classes: int) -> tuple[PairMaps, ..
 
 
 def _subgroups(dataset: str, data: Dataset, index: Labels) -> list[tuple[str, Tensor]]:
-    """Return name and rows of every subgroup of faces, except by the attribute classified."""
+    """Return name and rows of every subgroup: of faces by attribute, else by column.
+
+    The attribute classified is left out, and so are columns with too many values.
+    """
+    if data.columns:
+        return _column_groups(data, index)
     if not dataset.startswith("celeba/") or data.attributes is None:
         return []
     groups = []
@@ -209,6 +216,20 @@ def _subgroups(dataset: str, data: Dataset, index: Labels) -> list[tuple[str, Te
         if dataset != f"celeba/{attribute}":
             present = data.attributes[index, ATTRIBUTES.index(attribute)].bool().cpu()
             groups += [*zip(class_names(attribute), (~present, present), strict=True)]
+    return groups
+
+
+def _column_groups(data: Dataset, index: Labels) -> list[tuple[str, Tensor]]:
+    """Return the rows of every value of every column that has few values."""
+    groups = []
+    for column, texts in data.columns.items():
+        values = [texts[row] for row in index.tolist()]
+        known = sorted({*values} - {""})
+        if 2 <= len(known) <= MOST_VALUES:
+            groups += [
+                (f"{column}: {value}", torch.tensor([v == value for v in values]))
+                for value in known
+            ]
     return groups
 
 

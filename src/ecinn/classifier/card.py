@@ -10,6 +10,7 @@ from typing import Any
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import RECIPES
 from ecinn.data.augmentation import Augmentation
+from ecinn.data.own import DATASET
 from ecinn.drawing.table import Table
 from ecinn.metrics.statistics import wilson
 
@@ -209,7 +210,9 @@ def _usage(checkpoint: Checkpoint, option: str, model: str) -> Section:
     sentences = [f"In Python: `ecinn.load({model!r})`."]
     code = [f"ecinn explain IMAGE --model {quoted}", f"ecinn evaluate {quoted}{option}"]
     current = RECIPES.get(recipe.name)
-    if current is None:
+    if recipe.dataset == DATASET:
+        code.append("ecinn train SOURCE --out DIR")
+    elif current is None:
         sentences.append("This version has no recipe of that name and cannot train it again.")
     else:
         options = "".join(

@@ -17,12 +17,11 @@ from ecinn.classifier.tensor_files import (
     below,
     find_file,
     load_tensors,
-    rebuild,
     shipped_names,
     write_tensors,
 )
 from ecinn.data.face_crop import CELEBA_CROP
-from ecinn.files import ASSETS
+from ecinn.files import ASSETS, rebuild
 from ecinn.flow.network import latent_frequencies
 
 SHIPPED = ASSETS / "models"

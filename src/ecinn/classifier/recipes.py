@@ -7,6 +7,7 @@ from pathlib import Path
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
+from ecinn.data.framing import Framing
 from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.progress import Observer, ignore
@@ -89,6 +90,8 @@ class Recipe:
     """Frame images from files as MNIST frames its digits."""
     face_crop: FaceCrop | None = None
     """Frame faces, from CelebA or from files, as in training; None: images are not faces."""
+    framing: Framing | None = None
+    """Fit and bit depth of pictures of your own; None: 8 bits, stretched, unless framed above."""
     default_confidence: float | None = None
     """p(q) of the convincing counterfactual if none is requested; None: at the paper's α₁."""
     seed: int = 0

@@ -1,10 +1,7 @@
 """Files of tensors with a JSON description: how every network of the package is stored."""
 
-import dataclasses
 import json
 import lzma
-import types
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,25 +138,3 @@ def _renamed(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, dict):
         return {_FORMAT_1_NAMES.get(name, name): _renamed(item) for name, item in value.items()}
     return [_renamed(item) for item in value] if isinstance(value, list) else value
-
-
-def rebuild(annotation: Any, value: Any) -> Any:  # noqa: ANN401
-    """Turn JSON back into a nested frozen dataclass, checking every type."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        hints = typing.get_type_hints(annotation)
-        return annotation(**{name: rebuild(hints[name], item) for name, item in value.items()})
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is tuple:
-        return tuple(rebuild(arguments[0], item) for item in value)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ValueError(f"{value!r} is none of {arguments}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        kind = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else rebuild(kind, value)
-    if annotation is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, annotation):
-        raise TypeError(f"{value!r} is not {annotation}")
-    return value

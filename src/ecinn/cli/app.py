@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -28,6 +29,7 @@ EXTRAS = {
     "matplotlib": "paper",
     "multipart": "serve",
     "prometheus_client": "serve",
+    "pydicom": "dicom",
     "python_multipart": "serve",
     "tensorboard": "tensorboard",
     "torchvision": "inception",
@@ -73,6 +75,13 @@ err = _Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one, otherwise the CPU.")
+]
+OwnSource = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Pictures of your own: where those of the model are now, or others to test on.",
+    ),
 ]
 RequestedConfidence = Annotated[
     str | None,

@@ -8,6 +8,7 @@ import typer
 from ecinn.cli.app import (
     Device,
     Json,
+    OwnSource,
     RequestedConfidence,
     app,
     out,
@@ -32,6 +33,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Seed of the images and their targets.")] = 0,
     split: Annotated[SplitName, typer.Option(help="Split of the dataset.")] = SplitName.TEST,
     celeba: CelebA = None,
+    source: OwnSource = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="The HTML file [default: MODEL-audit.html].")
     ] = None,
@@ -52,7 +54,7 @@ def audit(
     page = out_file or Path(f"{model_name(model)}-audit.html")
     if page.is_dir():
         raise InputError(f"{page} is a folder: give --out the name of a file")
-    data = load_images(loaded.recipe, split.value, celeba)
+    data = load_images(loaded.recipe, split.value, celeba, model=model, source=source)
     output_folder(page.parent)
     with bars() as observe:
         result = audit_model(

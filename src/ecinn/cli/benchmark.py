@@ -185,7 +185,7 @@ def consistency_benchmark(
 
     explainer = load(model, device)
     pair = _two_classes(classes, explainer.class_names)
-    data = load_images(explainer.recipe, split.value, celeba)
+    data = load_images(explainer.recipe, split.value, celeba, model=model)
     stem = output_folder(out_dir) / f"consistency-{explainer.name}{suffix(split)}"
     with bars() as observe:
         result = measure_consistency(

@@ -80,7 +80,9 @@ def heatmaps_benchmark(
     explainer = load(model, device)
     network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
     recipe = explainer.recipe
-    data, training = (load_images(recipe, split, celeba) for split in ("test", "train"))
+    data, training = (
+        load_images(recipe, split, celeba, model=model) for split in ("test", "train")
+    )
     record = provenance(line, explainer) | {"baseline": baseline.value}
     if network is not None:
         record["cnn"] = {"errors": dict(network.errors), **network.record}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.app import Device, Json, OwnSource, app, out, plain, print_json
 from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 from ecinn.files import atomic_write
@@ -41,6 +41,7 @@ def evaluate(
         Path | None, typer.Option(help="Draw accuracy against confidence into this PNG file.")
     ] = None,
     celeba: CelebA = None,
+    source: OwnSource = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
@@ -55,7 +56,8 @@ def evaluate(
     if reliability is not None and reliability.suffix.lower() != ".png":
         raise InputError(f"--reliability must name a .png file, not {reliability}")
     loaded = load(model, resolve_device(device))
-    data = load_images(loaded.checkpoint.recipe, split.value, celeba).first(limit)
+    images = load_images(loaded.recipe, split.value, celeba, model=model, source=source)
+    data = images.first(limit)
     if reliability is not None:
         atomic_write(reliability, reliability_png(loaded, data, split.value, seed))
     with bars() as observe:

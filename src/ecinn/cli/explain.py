@@ -1,7 +1,7 @@
 """`ecinn explain`: counterfactuals of image files as pictures and JSON."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ import typer
 from ecinn.cli.app import (
     Device,
     Json,
+    OwnSource,
     RequestedConfidence,
     app,
     out,
@@ -22,6 +23,7 @@ from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
+    from ecinn.data.dataset import Dataset
     from ecinn.explanation.result import Confidence
     from ecinn.model import Inputs, Model
 
@@ -61,6 +63,7 @@ def explain(
         bool, typer.Option(help="Let the classifier read the stored 8-bit images.")
     ] = True,
     celeba: CelebA = None,
+    source: OwnSource = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
@@ -72,7 +75,11 @@ def explain(
     if correct and not check:
         raise InputError("--correct needs the check: leave out --no-check")
     explainer = load(model, device)
-    inputs, failures = _inputs(explainer, images or [], sample or [], celeba)
+
+    def load_samples() -> "Dataset":
+        return load_images(explainer.recipe, "test", celeba, model=model, source=source)
+
+    inputs, failures = _inputs(explainer, images or [], sample or [], load_samples)
     if not inputs and not failures:
         raise InputError("name an image file, or take a test image with --sample 0")
     if not inputs:
@@ -105,7 +112,10 @@ def explain(
 
 
 def _inputs(
-    model: "Model", paths: Sequence[Path], samples: Sequence[int], celeba: Path | None
+    model: "Model",
+    paths: Sequence[Path],
+    samples: Sequence[int],
+    load_samples: Callable[[], "Dataset"],
 ) -> tuple[list["Inputs"], list[dict[str, Any]]]:
     """Read every image; return also those that could not be read, with the reason."""
     from ecinn.model import Inputs, image_files
@@ -121,7 +131,7 @@ def _inputs(
             source = str(file.absolute())
             failures.append({"index": index, "source": source, "reason": str(error)})
     if samples:
-        data = load_images(model.recipe, "test", celeba)
+        data = load_samples()
         for index in samples:
             if not 0 <= index < len(data):
                 raise InputError(f"--sample {index}: the test images are 0 to {len(data) - 1}")

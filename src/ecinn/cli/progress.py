@@ -146,14 +146,32 @@ def format_figures(figures: Mapping[str, float | int]) -> str:
     return "  ".join(parts)
 
 
-def load_images(dataset: "str | Recipe", split: "Split", celeba: Path | None = None) -> "Dataset":
-    """Load a split of a dataset, or of a recipe's, whose faces are cropped as it says.
+def load_images(
+    dataset: "str | Recipe",
+    split: "Split",
+    celeba: Path | None = None,
+    *,
+    model: str | Path = "",
+    source: Path | None = None,
+) -> "Dataset":
+    """Load a split of a dataset, or of a recipe's, whose pictures are framed as it says.
 
-    Faces are decoded the first time, which takes a while.
+    Pictures are decoded the first time, which takes a while.
+
+    Args:
+        model: path of a model; the folder of a run knows pictures of your own.
+        source: where these are instead.
     """
     from ecinn.data.dataset import load_dataset
+    from ecinn.data.own import DATASET, load_recorded
 
     with bars() as observe:
         if isinstance(dataset, str):
             return load_dataset(dataset, split, celeba, observe)
-        return dataset.load(split, celeba, observe)
+        if dataset.dataset != DATASET and source is None:
+            return dataset.load(split, celeba, observe)
+        run = Path(model)
+        data, cautions = load_recorded(run if run.is_dir() else run.parent, split, source, observe)
+    for caution in cautions:
+        err.print(caution, markup=False)
+    return data

@@ -40,7 +40,9 @@ def serve(
     # The service has threads of its own, one per core.
     torch.set_num_threads(1)
     catalogue = load_catalogue(
-        model or DEFAULT_MODELS, celeba, load=lambda recipe: load_images(recipe, "test", celeba)
+        model or DEFAULT_MODELS,
+        celeba,
+        load=lambda recipe, path: load_images(recipe, "test", celeba, model=path),
     )
     if not local and token is None:
         err.print(f"[yellow]anybody who can reach {plain(host)} can use it: set {TOKEN}[/]")

@@ -1,24 +1,41 @@
 """`ecinn train`: train a model."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ecinn.cli.app import Device, app, out, plain
+from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
+    from ecinn.classifier.recipes import Recipe
+    from ecinn.data.own import OwnData, OwnDataOptions
     from ecinn.progress import Observer
+
+
+class FitName(StrEnum):
+    """What to do with pictures that are not square."""
+
+    STRETCH = "stretch"
+    CROP = "crop"
+    PAD = "pad"
 
 
 @app.command()
 def train(
-    recipe: Annotated[
-        str, typer.Argument(help="Like mnist or celeba-smile; an unknown name lists all.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe like mnist or celeba-smile (an unknown name lists all), or your own "
+            "pictures: a folder with a folder for each class, a zip archive of one, a .csv or "
+            ".parquet table, a .npz file, or a folder of Hugging Face datasets.",
+        ),
     ],
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the state and the model.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -57,6 +74,42 @@ def train(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first training and test images.")
     ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Your pictures: side in pixels, 16 to 128.")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="Your pictures: 1 for grey, 3 for colour.")
+    ] = None,
+    fit: Annotated[
+        FitName | None,
+        typer.Option(help="Pictures that are not square.", show_default="stretch"),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="LOW,HIGH: the raw values that are black and white.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep pictures together whose paths have the same first group of this regular "
+            "expression, or rows with the same value in this column."
+        ),
+    ] = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out pictures that cannot be read.")
+    ] = False,
+    path_column: Annotated[
+        str | None, typer.Option(help="Column of a table that names the pictures.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of a table that holds the classes.")
+    ] = None,
+    split_column: Annotated[
+        str | None, typer.Option(help="Column of a table with train, validation or test.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Time to train your pictures in."),
+    ] = None,
     celeba: CelebA = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
     device: Device = "auto",
@@ -66,15 +119,45 @@ def train(
     import json
 
     from ecinn.classifier.checkpoint import MODEL_FILE
-    from ecinn.classifier.recipes import find_recipe
+    from ecinn.classifier.recipes import RECIPES
     from ecinn.cli.evaluate import print_evaluation
     from ecinn.cli.progress import load_images
+    from ecinn.data.dataset import Split
     from ecinn.files import atomic_write, output_folder
     from ecinn.training.loop import train as train_model
 
     first_stage = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     both_stages = {"beta": beta, "distillation_weight": distillation_weight}
-    settings = _replace(find_recipe(recipe), **first_stage, **both_stages)
+    options = {
+        "size": size,
+        "channels": channels,
+        "fit": None if fit is None else fit.value,
+        "window": window,
+        "group": group,
+        "path_column": path_column,
+        "label_column": label_column,
+        "split_column": split_column,
+        "skip_damaged": skip_damaged or None,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    own = None
+    if source not in RECIPES:
+        if not Path(source).exists():
+            names = ", ".join(RECIPES)
+            raise InputError(f"no recipe, file or folder {source!r}; recipes are: {names}")
+        output_folder(out_dir)
+        overrides = {k: v for k, v in (first_stage | both_stages).items() if v is not None}
+        own, settings = _own_run(
+            Path(source), out_dir, options, overrides, minutes, device, resume=resume
+        )
+    elif options or minutes is not None:
+        option = next(iter([*options, "minutes"])).replace("_", "-")
+        raise InputError(
+            f"--{option} is for pictures of your own, but {source!r} is a recipe: leave it out, "
+            f"or name a folder as ./{source}"
+        )
+    else:
+        settings = _replace(RECIPES[source], **first_stage, **both_stages)
     if refine_from is not None and any(value is not None for value in first_stage.values()):
         raise InputError(
             "--refine-from skips the first stage: leave out --epochs, --batch-size and "
@@ -91,11 +174,12 @@ def train(
             settings, finetuning=finetuning if finetuning.epochs else None
         )
     elif any(value is not None for value in changes.values()):
-        raise InputError(f"{recipe} has no fine-tuning: leave its options out")
+        raise InputError(f"{source} has no fine-tuning: leave its options out")
     output_folder(out_dir)
-    data = load_images(settings, "train", celeba).first(limit)
-    held_out = load_images(settings, "validation", celeba).first(limit)
-    test = load_images(settings, "test", celeba).first(limit)
+    data, held_out, test = (
+        (load_images(settings, split, celeba) if own is None else getattr(own, split)).first(limit)
+        for split in get_args(Split)
+    )
     with _observers(out_dir, tensorboard=tensorboard) as observe:
         checkpoint = train_model(
             settings,
@@ -116,17 +200,21 @@ def train(
         " --teacher FILE": teacher,
     }
     # Without the paths of this computer.
-    options = "".join(text for text, value in inputs.items() if value is not None)
-    numbers = first_stage | both_stages | {"limit": limit, "faithfulness": faithfulness}
-    numbers |= {"finetune_epochs": finetune_epochs}
+    words = "".join(text for text, value in inputs.items() if value is not None)
+    words += "".join(
+        f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in options.items()
+    )
+    numbers = {"minutes": minutes, **first_stage, **both_stages, "limit": limit}
+    numbers |= {"faithfulness": faithfulness, "finetune_epochs": finetune_epochs}
     numbers |= {"finetune_learning_rate": finetune_learning_rate}
-    options += "".join(
+    words += "".join(
         f" --{name.replace('_', '-')} {value:g}"
         for name, value in numbers.items()
         if value is not None
     )
     record = {
-        "command": f"ecinn train {recipe} --out DIR{options}",
+        "command": f"ecinn train {source if own is None else 'SOURCE'} --out DIR{words}",
         "settings": dataclasses.asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
@@ -134,6 +222,80 @@ def train(
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
+
+
+def _own_run(
+    source: Path,
+    out_dir: Path,
+    given: dict[str, Any],
+    overrides: dict[str, Any],
+    minutes: float | None,
+    device: str,
+    *,
+    resume: bool,
+) -> "tuple[OwnData, Recipe]":
+    """Load pictures of your own and plan their training; a resumed run keeps both."""
+    import dataclasses
+    import json
+
+    from rich.table import Table
+
+    from ecinn.classifier.checkpoint import MODEL_FILE
+    from ecinn.classifier.recipes import Recipe
+    from ecinn.cli.progress import bars
+    from ecinn.data.own import RECORD_FILE, load_own_data, read_record
+    from ecinn.files import atomic_write, rebuild
+    from ecinn.flow.device import resolve_device
+    from ecinn.training.loop import STATE_FILES
+    from ecinn.training.plan import plan_recipe
+
+    record = read_record(out_dir / RECORD_FILE) if resume else None
+    if not resume and any((out_dir / f).exists() for f in (RECORD_FILE, MODEL_FILE, *STATE_FILES)):
+        raise InputError(f"{out_dir} already holds a run: resume it, or choose another folder")
+    options = _own_options(given)
+    if record is not None:
+        if given and options != record.options:
+            raise InputError("--resume keeps how pictures were read: leave these options out")
+        with bars() as observe:
+            own = load_own_data(source, record.options, observe, record)
+        stored = json.loads((out_dir / RECORD_FILE).read_bytes())["recipe"]
+        return own, _replace(rebuild(Recipe, stored), **overrides)
+    with bars() as observe:
+        own = load_own_data(source, options, observe)
+        for note in own.notes:
+            err.print(plain(note))
+        plan = plan_recipe(
+            own.train,
+            resolve_device(device),
+            name=out_dir.absolute().name,
+            minutes=minutes,
+            framing=own.framing,
+            overrides=overrides,
+            observe=observe,
+        )
+    table = Table("setting", "value", "reason", box=None)
+    for row in plan.reasons:
+        table.add_row(*map(plain, row))
+    out.print(table)
+    stored = {"recipe": dataclasses.asdict(plan.recipe), "data": dataclasses.asdict(own.record)}
+    atomic_write(out_dir / RECORD_FILE, (json.dumps(stored) + "\n").encode())
+    return own, plan.recipe
+
+
+def _own_options(given: dict[str, Any]) -> "OwnDataOptions":
+    """Read the options about pictures of your own."""
+    from ecinn.data.own import OwnDataOptions
+    from ecinn.data.sources import Columns
+
+    columns = {name: given.get(f"{name}_column") for name in ("path", "label", "split")}
+    given = {name: value for name, value in given.items() if not name.endswith("_column")}
+    if window := given.pop("window", None):
+        try:
+            low, high = (float(value) for value in window.split(","))
+        except ValueError:
+            raise InputError(f"--window is LOW,HIGH, such as 0,4095, not {window!r}") from None
+        given["window"] = (low, high)
+    return OwnDataOptions(**given, columns=Columns(**columns))
 
 
 def _replace(settings: Any, **changes: Any) -> Any:  # noqa: ANN401

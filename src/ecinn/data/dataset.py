@@ -3,7 +3,8 @@
 To add a dataset, write a loader (`mnist.py` is the shortest) and call it in `load_dataset`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,6 +30,8 @@ class Dataset:
     """Further binary attributes of every image, where the dataset has them."""
     attribute: int | None = None
     """The column of `attributes` that is the label."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further columns of a table, one text per image: groups for an audit."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -38,8 +41,21 @@ class Dataset:
         """Return the first n images, or all of them if n is None."""
         if n is not None and n < 1:
             raise InputError(f"take at least one image, not {n}")
-        attributes = None if self.attributes is None else self.attributes[:n]
-        return replace(self, images=self.images[:n], labels=self.labels[:n], attributes=attributes)
+        return self.select(slice(n))
+
+    def select(self, rows: slice | Labels) -> "Dataset":
+        """Return some of the images; a slice shares their memory."""
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        return replace(
+            self,
+            images=self.images[rows],
+            labels=self.labels[rows],
+            attributes=None if self.attributes is None else self.attributes[rows],
+            columns={
+                name: tuple(values[row] for row in numbers)
+                for name, values in self.columns.items()
+            },
+        )
 
 
 DATASETS = ("mnist", "fakemnist", "celeba/ATTRIBUTE")

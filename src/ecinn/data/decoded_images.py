@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import math
 import os
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ecinn.data.face_crop import FaceCrop
-from ecinn.errors import InputError
+from ecinn.errors import EcinnError, InputError
 from ecinn.progress import Observer, counter, ignore
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -47,9 +49,9 @@ class ImageFiles:
         """Hash names, sizes and modification times of the files, and how they are framed."""
         digest = hashlib.sha256(f"{_FORMAT}{framing}".encode())
         if not self.path.is_dir():
-            digest.update(f"{self.path.name} {_size_and_time(self.path)}".encode())
+            digest.update(f"{self.path.name} {size_and_time(self.path)}".encode())
         for name in self.names:
-            version = _size_and_time(self.path / name) if self.path.is_dir() else ""
+            version = size_and_time(self.path / name) if self.path.is_dir() else ""
             digest.update(f"\n{name} {version}".encode())
         return digest.hexdigest()[:24]
 
@@ -62,7 +64,7 @@ def image_names(path: Path) -> list[str]:
         except OSError as error:
             raise InputError(f"cannot read the folder {path}: {error.strerror}") from error
     else:
-        with _open_archive(path) as archive:
+        with open_archive(path) as archive:
             names = archive.namelist()
     return sorted(name for name in names if name.lower().endswith(SUFFIXES))
 
@@ -89,10 +91,10 @@ def decode_images(
     framing = f"{crop} {hq}" if crop else ""
     path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint(framing)}.npy"
     shape = (len(files.names), 3, *size)
-    cached = _read_cache(path, shape)
+    cached = read_array(path, shape)
     decode = partial(fit, size=size, crop=crop, hq=hq)
     if cached is None and _write_cache(path, files, shape, decode, observe):
-        cached = _read_cache(path, shape)
+        cached = read_array(path, shape)
     if cached is not None:
         return torch.from_numpy(cached[np.asarray(rows, dtype=np.int64)])
     selection = ImageFiles(files.path, tuple(files.names[row] for row in rows))
@@ -126,20 +128,29 @@ def fit(
     return np.asarray(fitted).transpose(2, 0, 1)
 
 
-def _read_cache(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """Map the cached array into memory; None if it is missing or damaged."""
+def read_array(
+    path: Path, shape: tuple[int, ...], mode: Literal["r", "c"] = "r"
+) -> NDArray[np.uint8] | None:
+    """Map an array of `write_array` into memory; None if it is missing or damaged.
+
+    Args:
+        mode: "c" gives an array that may be changed; the file stays as it is.
+    """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode=mode, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     usable = isinstance(array, np.memmap) and array.dtype == np.uint8 and array.shape == shape
     return array if usable else None
 
 
-def _write_cache(
-    path: Path, files: ImageFiles, shape: tuple[int, ...], decode: Decode, observe: Observer
-) -> bool:
-    """Decode all files into a temporary file and rename it; False if it cannot be written."""
+def write_array(
+    path: Path, shape: tuple[int, ...], fill: Callable[[NDArray[np.uint8]], None]
+) -> None:
+    """Fill an array in a temporary file and rename it, or leave nothing.
+
+    Raises `CacheError` if there is no space for it; what `fill` raises is raised.
+    """
     temporary = None
     try:
         try:
@@ -153,62 +164,90 @@ def _write_cache(
                 # A full disk later would kill the process, which maps the file into memory.
                 with temporary.open("r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
-        except (OSError, RuntimeError):
-            return False
-        _decode_all(array, files, decode, observe)
+        except (OSError, RuntimeError) as error:
+            raise _no_cache(path.parent, shape, error) from error
+        fill(array)
         try:
             array.flush()
             del array
             temporary.chmod(0o644)
             temporary.replace(path)
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            raise _no_cache(path.parent, shape, error) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
 
 
+class CacheError(EcinnError):
+    """The cache cannot be written."""
+
+
+def _no_cache(folder: Path, shape: tuple[int, ...], error: Exception) -> CacheError:
+    size, reason = math.prod(shape) / 1e9, getattr(error, "strerror", None) or error
+    return CacheError(
+        f"cannot write {size:.2g} GB of decoded images to {folder} ({reason}): free some space, "
+        "or set ECINN_CACHE to another folder"
+    )
+
+
+def _write_cache(
+    path: Path, files: ImageFiles, shape: tuple[int, ...], decode: Decode, observe: Observer
+) -> bool:
+    """Decode all files into the cache; False if it cannot be written."""
+    try:
+        write_array(path, shape, lambda array: _decode_all(array, files, decode, observe))
+    except CacheError:
+        return False
+    return True
+
+
 def _decode_all(
     array: NDArray[np.uint8], files: ImageFiles, decode: Decode, observe: Observer
 ) -> None:
-    """Decode on all cores: Pillow releases the interpreter lock while it decodes and resizes."""
-    total = len(files.names)
-    report = counter(observe, "decoding images", total)
+    with reader(files.path) as read:
+
+        def decode_row(row: int) -> None:
+            try:
+                with Image.open(io.BytesIO(read(files.names[row]))) as picture:
+                    array[row] = decode(picture)
+            except _DECODING_ERRORS as error:
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise InputError(
+                    f"{files.path / files.names[row]} cannot be decoded ({reason}): "
+                    "fetch it again, or remove it"
+                ) from error
+
+        in_threads(decode_row, len(files.names), counter(observe, "decoding images", len(array)))
+
+
+def in_threads(work: Callable[[int], object], total: int, report: Callable[[int], None]) -> None:
+    """Do the work of every row on all cores: Pillow decodes without the interpreter's lock."""
     # Formats are registered on first use; two threads that do so at once may miss some.
     Image.init()
-    with _reader(files.path) as read:
 
-        def decode_chunk(start: int) -> int:
-            stop = min(start + CHUNK_SIZE, total)
-            for row in range(start, stop):
-                try:
-                    with Image.open(io.BytesIO(read(files.names[row]))) as picture:
-                        array[row] = decode(picture)
-                except _DECODING_ERRORS as error:
-                    reason = (str(error) or type(error).__name__).splitlines()[0]
-                    raise InputError(
-                        f"{files.path / files.names[row]} cannot be decoded ({reason}): "
-                        "fetch it again, or remove it"
-                    ) from error
-            return stop
+    def work_on_chunk(start: int) -> int:
+        stop = min(start + CHUNK_SIZE, total)
+        for row in range(start, stop):
+            work(row)
+        return stop
 
-        pool = ThreadPoolExecutor(os.cpu_count() or 1)
-        try:
-            for done in pool.map(decode_chunk, range(0, total, CHUNK_SIZE)):
-                report(done)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        for done in pool.map(work_on_chunk, range(0, total, CHUNK_SIZE)):
+            report(done)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _reader(path: Path) -> Iterator[Callable[[str], bytes]]:
+def reader(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Yield a function from names to bytes; threads take turns at an archive."""
     if path.is_dir():
         yield lambda name: (path / name).read_bytes()
         return
     lock = threading.Lock()
-    with _open_archive(path) as archive:
+    with open_archive(path) as archive:
 
         def read(name: str) -> bytes:
             with lock:
@@ -217,14 +256,15 @@ def _reader(path: Path) -> Iterator[Callable[[str], bytes]]:
         yield read
 
 
-def _open_archive(path: Path) -> zipfile.ZipFile:
+def open_archive(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive."""
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is not a readable zip file ({error}): fetch it again") from error
 
 
-def _size_and_time(path: Path) -> str:
+def size_and_time(path: Path) -> str:
     """Return "" for a file that cannot be examined: decoding it will raise the error."""
     try:
         status = path.stat()

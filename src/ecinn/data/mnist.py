@@ -9,7 +9,6 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +44,7 @@ def select_split(data: Dataset, split: Split) -> Dataset:
     shuffled = torch.randperm(len(data), generator=torch.Generator().manual_seed(_SEED))
     held_out, kept = shuffled.tensor_split([len(data) // _HELD_OUT])
     rows = (held_out if split == "validation" else kept).sort().values
-    return replace(data, images=data.images[rows], labels=data.labels[rows])
+    return data.select(rows)
 
 
 def read_mnist(part: Literal["train", "test"], folder: Path = SHIPPED) -> Dataset:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from ecinn.data.dicom import is_dicom, read_dicom
 from ecinn.data.face_crop import FaceCrop
+from ecinn.data.framing import Framing, Intensity
 from ecinn.errors import InputError
 
 Source = str | Path | bytes | io.IOBase | Image.Image
@@ -22,6 +24,29 @@ MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: four bytes a pixel must fit in memory."""
 DIGIT_BOX = 20
 """MNIST's digits fill a box of 20 of the 28 pixels."""
+# Cautions about digits, chosen on MNIST's training digits: 0.7 % of them get one.
+LOW_CONTRAST = 100
+"""Ink that differs less from the background, of 255 levels, is faint."""
+SECOND_STROKE = 0.1
+"""A second connected piece with a larger share of the ink may be a second digit."""
+BORDER_INK = 0.05
+"""Ink on a larger share of the border is a shadow, an edge of the paper or a cut digit."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded picture, before its values become 8-bit values."""
+
+    image: Image.Image
+    window: Intensity | None = None
+    """A DICOM file's own."""
+    inverted: bool = False
+    """Small values are white, as in DICOM's MONOCHROME1."""
+
+    @property
+    def deep(self) -> bool:
+        """Whether it has more than 8 bits: 16 bits, integers or floats."""
+        return self.image.mode in ("I", "F") or self.image.mode.startswith("I;16")
 
 
 @dataclass(frozen=True)
@@ -38,37 +63,45 @@ def read_photograph(
     *,
     digit: bool,
     crop: FaceCrop | None = None,
+    framing: Framing | None = None,
 ) -> Photograph:
     """Convert an image of any size, mode and orientation to the model's shape.
 
     Args:
         shape: channels, height and width that the model reads.
         digit: frame it like MNIST: a light digit on black, cropped, centred by its mass.
-        crop: frame it like the faces of training; None stretches other aspect ratios.
+        crop: frame it like the faces of training.
+        framing: fit and scale it like the pictures of training; None stretches other aspect
+            ratios and knows 8-bit values only.
     """
     channels, height, width = shape
     notes: list[str] = []
-    flat = _flatten(_open(source, notes), notes)
+    framing = framing or Framing()
+    flat = _flatten(open_picture(source, notes), framing.intensity, notes)
     if channels == 1 and flat.mode == "RGB":
         notes.append("converted from colour to grey")
     if channels == 3 and flat.mode == "L":
         notes.append("the image is grey, but the model was trained on colour images")
     flat = flat.convert("L" if channels == 1 else "RGB")
     if digit:
+        whole = flat
         flat = _frame_digit(flat, (width, height), notes)
+        notes += _digit_cautions(whole, flat)
     elif crop is not None:
         flat, note = crop.fit(flat, (height, width))
         notes += [note] if note else []
-    elif flat.size != (width, height):
-        verb = "resized" if flat.width * height == flat.height * width else "stretched"
-        notes.append(f"{verb} from {flat.width}×{flat.height} to {width}×{height}")
-        flat = flat.resize((width, height), Image.Resampling.LANCZOS)
+    else:
+        flat, note = framing.resize(flat, (width, height))
+        notes += [note] if note else []
     array = np.array(flat, dtype=np.uint8).reshape(height, width, channels)
     return Photograph(torch.from_numpy(array.transpose(2, 0, 1).copy()), tuple(notes))
 
 
-def _open(source: object, notes: list[str]) -> Image.Image:
+def open_picture(source: object, notes: list[str]) -> Picture:
     """Decode the first frame and turn it upright, unless it has no pixels or too many."""
+    if is_dicom(source):
+        file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+        return Picture(*read_dicom(file, notes))
     name = str(source) if isinstance(source, str | Path) else "the image"
     limit = f"the limit is {MAX_PIXELS // 1_000_000} million): make it smaller first"
     try:
@@ -78,6 +111,9 @@ def _open(source: object, notes: list[str]) -> Image.Image:
                 raise InputError(f"{name} has no pixels ({size}): choose another file")
             if picture.width * picture.height > MAX_PIXELS:
                 raise InputError(f"{name} is too large ({size} pixels, {limit}")
+            stored = [str(tile[-1]) for tile in getattr(picture, "tile", ())]
+            if any("RGB" in mode and "16" in mode for mode in stored):
+                notes.append("only the upper 8 of 16 bits a colour were used")
             picture.load()
             # A Pillow image is at the frame that the caller chose; phones store previews as MPO.
             single = picture is source or picture.format == "MPO"
@@ -102,7 +138,7 @@ def _open(source: object, notes: list[str]) -> Image.Image:
         raise InputError(f"{name} {problem} ({error}): save it again") from None
     if rotated:
         notes.append("rotated upright according to its EXIF data")
-    return upright
+    return Picture(upright)
 
 
 def _read_header(source: object) -> AbstractContextManager[Image.Image]:
@@ -121,14 +157,20 @@ def _read_header(source: object) -> AbstractContextManager[Image.Image]:
         return Image.open(file)
 
 
-def _flatten(picture: Image.Image, notes: list[str]) -> Image.Image:
-    """Convert to "L" or "RGB": palettes looked up, 16 bits scaled to 8, transparency on white."""
-    if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
+def _flatten(source: Picture, intensity: Intensity | None, notes: list[str]) -> Image.Image:
+    """Convert to "L" or "RGB": palettes looked up, values scaled to 8 bits, white behind."""
+    picture = source.image
+    if source.deep:
         values = np.asarray(picture, dtype=np.float64)
-        # Floating-point images are scaled by their maximum, 16-bit images by their format's.
-        top = values.max() if picture.mode == "F" else 65535.0 if values.max() > 255 else 255.0
-        scaled = np.clip(values / (top or 1.0), 0, 1) * 255
-        return Image.fromarray(scaled.round().astype(np.uint8))
+        scaled = _range(values, picture.mode, intensity or source.window, notes).apply(values)
+        if source.inverted:
+            notes.append("inverted: in this file small values are white")
+        return Image.fromarray(255 - scaled if source.inverted else scaled)
+    if intensity is not None:
+        notes.append(
+            f"the image has 8 bits, but the model was trained on values of {intensity}: "
+            "its 0 to 255 were taken as they are"
+        )
     if picture.has_transparency_data:
         rgba = picture.convert("RGBA")
         if rgba.getchannel("A").getextrema() != (255, 255):
@@ -136,6 +178,29 @@ def _flatten(picture: Image.Image, notes: list[str]) -> Image.Image:
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         picture = Image.alpha_composite(white, rgba)
     return picture.convert("L" if picture.mode in ("L", "1", "LA") else "RGB")
+
+
+def _range(
+    values: Float[np.ndarray, "height width"],
+    mode: str,
+    known: Intensity | None,
+    notes: list[str],
+) -> Intensity:
+    """Return the values that become black and white, and note which, and why."""
+    if known is not None:
+        notes.append(f"values of {known} became black to white")
+        return known
+    finite = values[np.isfinite(values)]
+    highest = float(finite.max()) if finite.size else 0.0
+    # Floating-point images are scaled by their maximum, 16-bit images by their format's.
+    top = (highest if highest > 0 else 1.0) if mode == "F" else 65535.0 if highest > 255 else 255.0
+    origin = "its brightest pixel" if mode == "F" else f"{8 if top == 255 else 16} bits"
+    chosen = Intensity(0.0, top, origin)
+    advice = "" if highest == top else ": if another value is white, save it with 8 bits first"
+    notes.append(
+        f"values of {chosen} became black to white, as the model was trained on 8 bits{advice}"
+    )
+    return chosen
 
 
 def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) -> Image.Image:
@@ -160,6 +225,38 @@ def _frame_digit(picture: Image.Image, size: tuple[int, int], notes: list[str]) 
         return Image.new("L", size)
     ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     return _centre(Image.fromarray((ink * 255).round().astype(np.uint8)), size)
+
+
+def _digit_cautions(picture: Image.Image, framed: Image.Image) -> list[str]:
+    """Note what makes digits be misread: faint ink, shadows, several pieces."""
+    values, ink = np.asarray(picture, dtype=np.float64), np.asarray(framed)
+    if np.ptp(values) == 0:
+        return []
+    cautions = []
+    difference = np.abs(values - np.median(values))
+    peak = np.percentile(difference, 99.9)
+    if peak < LOW_CONTRAST:
+        cautions.append(f"low contrast: ink and background differ by {peak:.0f} of 255 levels")
+    border = np.concatenate([difference[0], difference[-1], difference[:, 0], difference[:, -1]])
+    if (border > peak / 3).mean() > BORDER_INK:
+        cautions.append("ink or a shadow touches the border: is the whole digit in the picture?")
+    shares = _pieces(ink > max(int(ink.max()), 1) / 4)
+    if sum(share > SECOND_STROKE for share in shares) > 1:
+        cautions.append("several separate strokes: the model knows pictures of one digit")
+    return cautions
+
+
+def _pieces(ink: Bool[np.ndarray, "height width"]) -> list[float]:
+    """Return the share of every connected piece, diagonal neighbours included."""
+    height, width = ink.shape
+    numbers = np.where(ink, np.arange(1, ink.size + 1).reshape(ink.shape), 0)
+    while True:
+        padded = np.pad(numbers, 1)
+        shifts = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
+        spread = np.where(ink, np.max(shifts, axis=0), 0)
+        if np.array_equal(spread, numbers):
+            return [float(n) / max(ink.sum(), 1) for n in np.bincount(numbers[ink]) if n]
+        numbers = spread
 
 
 def _centre(ink: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ecinn.classifier.tensor_files import find_file, load_tensors, rebuild, write_tensors
+from ecinn.classifier.tensor_files import find_file, load_tensors, write_tensors
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.files import rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, StoredImages, to_pixels

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from ecinn.classifier.tensor_files import (
     find_file,
     load_tensors,
-    rebuild,
     shipped_names,
     write_tensors,
 )
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
-from ecinn.files import ASSETS
+from ecinn.files import ASSETS, rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, ignore

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from ecinn.classifier.tensor_files import load_tensors, rebuild, write_tensors
+from ecinn.classifier.tensor_files import load_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.files import rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.pixels import Images, to_pixels
 from ecinn.progress import Observer, ignore

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from ecinn.classifier.checkpoint import model_name
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset
+from ecinn.data.own import DATASET
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.model import load as load_model
@@ -46,12 +48,13 @@ def load_catalogue(
     names: Sequence[str],
     celeba: Path | None = None,
     *,
-    load: Callable[[Recipe], Dataset] | None = None,
+    load: Callable[[Recipe, str], Dataset] | None = None,
 ) -> Catalogue:
     """Load models and their test images; faces only if a folder of CelebA is known.
 
     Args:
-        load: loads the test images of a recipe; None loads them without progress.
+        load: loads the test images of a recipe and a model's path; None loads shipped datasets
+            without progress.
     """
     catalogue: dict[str, ServedModel] = {}
     for name_or_path in names:
@@ -62,6 +65,11 @@ def load_catalogue(
         kind = KINDS.get(dataset.partition("/")[0], "images")
         available = celeba is not None or os.environ.get("ECINN_CELEBA")
         if kind in ("digits", "dots") or (kind == "faces" and available):
-            samples = load(model.recipe) if load else model.recipe.load("test", celeba)
+            samples = (
+                load(model.recipe, name_or_path) if load else model.recipe.load("test", celeba)
+            )
+        elif dataset == DATASET and load is not None:
+            with suppress(InputError):  # the pictures may be gone
+                samples = load(model.recipe, name_or_path)
         catalogue[name] = ServedModel(name, TITLES.get(name, name), kind, model, samples)
     return catalogue

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ecinn.classifier.tensor_files import load_tensors, rebuild, write_tensors
+from ecinn.classifier.tensor_files import load_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.files import rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import to_pixels
