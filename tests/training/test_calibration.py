@@ -64,7 +64,7 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
 
 def test_label_means_are_zero_for_a_class_without_images(generator) -> None:
     z = torch.randn((6, 3), generator=generator)
-    means = label_means(z, torch.tensor([0, 2, 0, 2, 2, 0]), 3)
+    means = label_means(z.split(4), torch.tensor([0, 2, 0, 2, 2, 0]).split(4), z.new_empty(3, 3))
     expected = torch.stack([z[[0, 2, 5]].mean(0), torch.zeros(3), z[[1, 3, 4]].mean(0)])
     torch.testing.assert_close(means, expected)
 
@@ -89,7 +89,7 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     weights = classifier.state_dict() | {"tau": torch.tensor(0.3)}
     if not tied:
         z = classifier.encode(to_pixels(data.images)).detach()
-        weights["mu"] = label_means(z, data.labels, 10)
+        weights["mu"] = label_means([z], [data.labels], classifier.mu.detach())
     held_out = load_mnist("validation").first(100)
     model = calibrate(recipe, data, weights, CPU, {}, held_out)
     z = model.classifier.encode(to_pixels(data.images))
