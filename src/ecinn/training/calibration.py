@@ -70,7 +70,8 @@ def calibrate(
         classifier.mu.copy_(mu_bar)
         if held_out is not None:
             z_held_out, _ = _encode(classifier, held_out.images, device, folder)
-            tau = fit_tau(z_held_out, held_out.labels.to(z_held_out.device), classifier.mu)
+            where = z_held_out.device
+            tau = fit_tau(z_held_out, held_out.labels.to(where), classifier.mu.to(where))
             classifier.tau.fill_(tau)
     densities = zip(parts(), log_det.split(PART), strict=True)
     log_p = torch.cat(

@@ -42,6 +42,8 @@ class Size:
     seen: int
     """Images to train on, each counted once per epoch."""
     batch: int
+    rate: float
+    """Learning rate with this batch."""
 
 
 # Large: the recipes of MNIST (two halvings) and of faces (three); the others lie between.
@@ -55,6 +57,7 @@ LARGE = Size(
     dense_width=1024,
     seen=2_100_000,
     batch=512,
+    rate=2.8e-3,
 )
 # Small: chosen on held-out training images of Fashion-MNIST, in CPU seconds.
 SMALL = Size(
@@ -67,6 +70,7 @@ SMALL = Size(
     dense_width=0,
     seen=300_000,
     batch=64,
+    rate=2e-3,
 )
 
 
@@ -97,193 +101,139 @@ def plan_recipe(
             measured; without it, the number of images decides.
         overrides: settings of `Recipe` or `Architecture` by name, which replace the choices.
     """
-    overrides = dict(overrides or {})
-    _require_plannable(data, minutes, overrides)
+    given = dict(overrides or {})
+    _require_plannable(data, minutes, given)
+
+    def plan(size: Size, epochs: tuple[int, str] | None = None) -> Plan:
+        chosen = _choose(data, size, given, epochs)
+        chosen |= {name: (value, "given") for name, value in given.items()}
+        values = {setting: value for setting, (value, _) in chosen.items()}
+        _, channels, height, width = data.images.shape
+        classes = len(data.class_names)
+        own = {key: value for key, value in values.items() if key in _ARCHITECTURE}
+        architecture = Architecture(channels, height, width, classes, **own)
+        own = {key: value for key, value in values.items() if key in _RECIPE}
+        own |= {} if framing is None else {"framing": framing}
+        colours = "grey" if channels == 1 else "colour"
+        counted = f"{len(data):,} of {height}×{width}, {colours}, {classes} classes"
+        rows = [("images", counted, "counted"), ("device", *_device_in_words(device))]
+        rows += [(name, _in_words(value), reason) for name, (value, reason) in chosen.items()]
+        return Plan(Recipe(name, dataset, architecture, **own), tuple(rows))
+
     if minutes is None:
-        size = LARGE if device.type == "cuda" else SMALL
-        return _Planner(data, device, size, overrides).plan(name, dataset, framing)
+        return plan(LARGE if device.type == "cuda" else SMALL)
     for size in (LARGE, SMALL):
-        planner = _Planner(data, device, size, overrides)
-        trial = planner.plan(name, dataset, framing)
-        rate = images_per_second(trial.recipe, data, device, observe)
+        trial = plan(size).recipe
+        rate = images_per_second(trial, data, device, observe)
         epochs, reason = _epochs_in(minutes, rate, len(data))
-        if size is SMALL or epochs >= trial.recipe.epochs / 2:
+        if epochs >= trial.epochs / 2:
             break
-    planner = _Planner(data, device, size, overrides)
-    return planner.plan(name, dataset, framing, epochs=(max(1, epochs), reason))
+    return plan(size, (max(1, epochs), reason))
 
 
-class _Planner:
-    """Collects choices: a given value replaces the chosen one."""
-
-    def __init__(
-        self, data: Dataset, device: torch.device, size: Size, overrides: Mapping[str, Any]
-    ) -> None:
-        self.data, self.device, self.size = data, device, size
-        self.given = dict(overrides)
-        self.rows: list[tuple[str, str, str]] = []
-
-    def plan(
-        self,
-        name: str,
-        dataset: str,
-        framing: Any,  # noqa: ANN401
-        epochs: tuple[int, str] | None = None,
-    ) -> Plan:
-        """Choose all settings; the number of epochs may be planned already, with its reason."""
-        n, (channels, height, width) = len(self.data), self.data.images.shape[1:]
-        classes = len(self.data.class_names)
-        kind = "grey" if channels == 1 else f"{channels} channels"
-        text = f"{n:,} of {height}×{width}, {kind}, {classes} classes"
-        self.rows.append(("images", text, "counted"))
-        self.rows.append(("device", *self._device_in_words()))
-        architecture = self._architecture(channels, height, width, classes)
-        large = architecture.dim > 4096
-        counts = self.data.labels.bincount(minlength=classes)
-        small, most = int(counts.min()), int(counts.max())
-        unequal = most > IMBALANCE * small
-        recipe = Recipe(
-            name=name,
-            dataset=dataset,
-            architecture=architecture,
-            balanced=self.choose(
-                "balanced",
-                unequal,
-                f"the classes have {small:,} to {most:,} images"
-                + ("; the prior is uniform, so epochs draw them equally" if unequal else ""),
-            ),
-            beta=self.choose(
-                "beta",
-                1.0 if classes == 2 else 1.4265,
-                "as for faces" if classes == 2 else "as for MNIST, from the paper",
-            ),
-            tau=self.choose(
-                "tau",
-                0.01 if large else 0.02 if self.size is LARGE else 0.05,
-                "inverse temperature in training; fitted on held-out images at the end",
-            ),
-            label_smoothing=self.choose(
-                "label_smoothing", 0.02 if classes == 2 else 0.03, "no image is quite certain"
-            ),
-            noise=self._noise(),
-            augmentation=self._augmentation(height, width),
-            **self._schedule(n, epochs, large=large),
-            warm_up=0.1,
-            weight_decay=1e-2,
-            **({} if framing is None else {"framing": framing}),
+def _choose(
+    data: Dataset, size: Size, given: Mapping[str, Any], epochs: tuple[int, str] | None
+) -> dict[str, tuple[Any, str]]:
+    """Return the value and the reason of every setting; others may depend on those given."""
+    n, channels, height, width = data.images.shape
+    dim, classes, side = channels * height * width, len(data.class_names), max(height, width)
+    halvings = _halvings(height, width)
+    last = f"{height >> halvings}×{width >> halvings}"
+    deep, large = halvings > 2, dim > 4096
+    overfits = size is LARGE and (large or n < 20_000)
+    dense = size.dense_width if dim <= 1024 else 0
+    counts = data.labels.bincount(minlength=classes)
+    fewest, most = int(counts.min()), int(counts.max())
+    unequal = most > IMBALANCE * fewest
+    sample = data.images[:1000]
+    extreme = float(((sample == 0) | (sample == 255)).float().mean())
+    shift = round(min(height, width) / 18, 1)
+    usual = batch = min(256, size.batch) if large else size.batch
+    while batch > 32 and n < 40 * batch:
+        batch //= 2
+    used_batch = given.get("batch_size", batch)
+    if epochs is None:
+        epochs = (
+            min(MOST_EPOCHS, max(5, math.ceil(size.seen / n))),
+            f"about {size.seen:,} images in all, but none more than {MOST_EPOCHS} times",
         )
-        for key in list(self.given):
-            value = self.choose(key, None, "")
-            if key in _RECIPE:
-                recipe = replace(recipe, **{key: value})
-            if key in _ARCHITECTURE:
-                changed = replace(recipe.architecture, **{key: value})
-                recipe = replace(recipe, architecture=changed)
-        return Plan(recipe, tuple(self.rows))
-
-    def choose(self, name: str, value: Any, reason: str) -> Any:  # noqa: ANN401
-        """Return the given value, or this one, and note the reason."""
-        if name in self.given:
-            value, reason = self.given.pop(name), "given"
-        self.rows.append((name, _in_words(value), reason))
-        return value
-
-    def _device_in_words(self) -> tuple[str, str]:
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device), "found"
-        return (
-            f"CPU, {torch.get_num_threads()} threads",
-            "no GPU is used: one would train a network with three times the layers on seven "
-            "times the images in a few minutes, with fewer errors and better pictures",
-        )
-
-    def _architecture(self, channels: int, height: int, width: int, classes: int) -> Architecture:
-        halvings = _halvings(height, width)
-        side = f"{height >> halvings}×{width >> halvings}"
-        reason = f"halved to {side}, where a coupling sees most of the image"
-        if max(height, width) >> halvings > LAST_SIDE:
-            step = 2 ** math.ceil(math.log2(max(height, width) / LAST_SIDE))
-            reason = f"only halved to {side}: a size divisible by {step} would be better"
-        stages = self.choose("stages", self.size.stages[halvings - 1], reason)
-        dim = channels * height * width
-        dense = self.size.dense_width if dim <= 1024 else 0
-        few = len(self.data) < 20_000
-        return Architecture(
-            channels=channels,
-            height=height,
-            width=width,
-            classes=classes,
-            stages=stages,
-            dense_width=self.choose(
-                "dense_width",
-                dense,
-                "mixes all latents at the end, as for MNIST"
-                if dense
-                else "no fully connected layer: it would hold most of the weights",
+    steps = given.get("epochs", epochs[0]) * max(1, n // used_batch)
+    return {
+        "stages": (
+            size.stages[halvings - 1],
+            f"halved to {last}, where a coupling sees most of the image"
+            if side >> halvings <= LAST_SIDE
+            else f"only halved to {last}: a size divisible by "
+            f"{2 ** math.ceil(math.log2(side / LAST_SIDE))} would be better",
+        ),
+        "dense_width": (
+            dense,
+            "mixes all latents at the end, as for MNIST"
+            if dense
+            else "no fully connected layer: it would hold most of the weights",
+        ),
+        "dropout": (
+            0.1 if overfits else 0.0,
+            "few or large images overfit" if overfits else "no overfitting is expected",
+        ),
+        "clamp": (1.0 if deep else 1.2, "as for faces" if deep else "as for MNIST"),
+        "mixing": (
+            "cosine" if deep else "rotation",
+            "rotations would take much of the file" if deep else "as for MNIST",
+        ),
+        "pixel_scale": (2.0 if channels == 1 else 4.0, "IB-INN's, for grey or colour"),
+        "pixel_margin": (0.02, "keeps pixels close to [0, 1]"),
+        "balanced": (
+            unequal,
+            f"the classes have {fewest:,} to {most:,} images"
+            + ("; the prior is uniform, so epochs draw them equally" if unequal else ""),
+        ),
+        "beta": (
+            1.0 if classes == 2 else 1.4265,
+            "the paper's, for two classes or more",
+        ),
+        "tau": (
+            0.01 if large else 0.02 if size is LARGE else 0.05,
+            "of training only: the model's is fitted on held-out images",
+        ),
+        "label_smoothing": (0.02 if classes == 2 else 0.03, "no label is quite certain"),
+        "noise": (
+            0.005 if extreme > 0.05 else 0.0,
+            f"{extreme:.0%} of the pixels are black or white"
+            + (", whose likelihood noise bounds" if extreme > 0.05 else ""),
+        ),
+        "augmentation": (
+            Augmentation(shift=shift, rotate=5.0, scale=0.05, share=0.5),
+            "keeps most labels; mirroring would change letters, or left and right",
+        ),
+        "batch_size": (
+            batch,
+            "as in our recipes" if batch == usual else "small, because there are few images",
+        ),
+        "learning_rate": (
+            float(
+                f"{size.rate * (0.75 if large else 1) * math.sqrt(used_batch / size.batch):.2g}"
             ),
-            dropout=self.choose(
-                "dropout",
-                0.1 if self.size is LARGE and (few or dim > 4096) else 0.0,
-                "against overfitting, which few or large images cause"
-                if self.size is LARGE and (few or dim > 4096)
-                else "a short training does not overfit",
-            ),
-            clamp=1.2 if halvings <= 2 else 1.0,
-            pixel_scale=2.0 if channels == 1 else 4.0,
-            pixel_margin=0.02,
-            mixing="rotation" if halvings <= 2 else "cosine",
-            norm="group",
-        )
+            "grows with the square root of the batch",
+        ),
+        "weight_decay": (0.01, "as in our recipes"),
+        "epochs": epochs,
+        "ema_decay": (
+            float(f"{min(0.999, max(0.9, 1 - 8 / steps)):.3f}"),
+            f"averages an eighth of all {steps:,} steps",
+        ),
+    }
 
-    def _noise(self) -> float:
-        sample = self.data.images[:1000]
-        flat = float(((sample == 0) | (sample == 255)).float().mean())
-        clean = flat > 0.05
-        return float(
-            self.choose(
-                "noise",
-                0.005 if clean else 0.0,
-                f"{flat:.0%} of the pixels are black or white"
-                + (", and without noise their likelihood is unbounded" if clean else ""),
-            )
-        )
 
-    def _augmentation(self, height: int, width: int) -> Augmentation:
-        small = Augmentation(
-            shift=round(min(height, width) / 18, 1), rotate=5.0, scale=0.05, share=0.5
-        )
-        reason = "keeps most labels; no mirroring, which would change letters or left and right"
-        chosen: Augmentation = self.choose("augmentation", small, reason)
-        return chosen
-
-    def _schedule(
-        self, n: int, planned: tuple[int, str] | None, *, large: bool
-    ) -> dict[str, Any]:
-        usual = batch = min(256, self.size.batch) if large else self.size.batch
-        while batch > 32 and n < 40 * batch:
-            batch //= 2
-        reason = "as in our recipes" if batch == usual else "small, because there are few images"
-        batch = int(self.choose("batch_size", batch, reason))
-        peak = 1.5e-3 * math.sqrt(batch / 256) if large else 2.8e-3 * math.sqrt(batch / 512)
-        if self.size is SMALL:
-            peak = 2e-3 * math.sqrt(batch / 64)
-        rate = float(f"{peak:.2g}")
-        rate = float(self.choose("learning_rate", rate, "grows with the square root of the batch"))
-        if planned is None:
-            epochs = min(MOST_EPOCHS, max(5, math.ceil(self.size.seen / n)))
-            planned = epochs, f"about {self.size.seen:,} images, at most {MOST_EPOCHS} times each"
-        epochs = int(self.choose("epochs", *planned))
-        steps = epochs * max(1, n // batch)
-        decay = float(f"{min(0.999, max(0.9, 1 - 8 / steps)):.3f}")
-        decay = float(
-            self.choose("ema_decay", decay, f"averages an eighth of all {steps:,} steps")
-        )
-        return {
-            "batch_size": batch,
-            "learning_rate": rate,
-            "epochs": epochs,
-            "ema_decay": decay,
-        }
+def _device_in_words(device: torch.device) -> tuple[str, str]:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device), "found"
+    factor = round(LARGE.seen / SMALL.seen)
+    return (
+        f"CPU, {torch.get_num_threads()} threads",
+        "no GPU is used: one would train a network with three times the layers on "
+        f"{factor} times the images in minutes, with fewer errors and better pictures",
+    )
 
 
 def images_per_second(

@@ -83,8 +83,10 @@ class OptimisationStep:
 
     def load_batch(self, batch: Int[Tensor, " batch"]) -> None:
         """Copy the indices and images of a batch to where the step reads them."""
+        # Images in memory are collected while a GPU still works on the last step.
+        images = self.images[batch.to(self.images.device)]
+        self.batch_images.copy_(images)
         self.batch.copy_(batch)
-        self.batch_images.copy_(self.images[batch.to(self.images.device)])
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take step `number` of the run, of which the share `done` is completed."""
