@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import ecinn
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Stage
 from ecinn.progress import Progress
 from ecinn.training import fitting
@@ -121,3 +121,22 @@ def test_a_model_is_fitted_and_explains(random, monkeypatch) -> None:
     for name, value in again.classifier.state_dict().items():
         assert torch.equal(value, model.classifier.state_dict()[name]), name
     assert "training: 66/66" in console.file.getvalue()
+
+
+def test_ctrl_c_tells_that_nothing_is_kept(random, tmp_path, monkeypatch) -> None:
+    def press_ctrl_c(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting.tempfile, "tempdir", str(tmp_path))
+    settings = {"stages": (Stage(1, 8), Stage(1, 8)), "epochs": 1}
+    with pytest.raises(InterruptedRunError, match="keeps nothing"):
+        ecinn.fit(*stripes(random, 40), device="cpu", settings=settings, observe=press_ctrl_c)
+    assert list(tmp_path.glob("ecinn-*")) == []
+
+
+def test_two_images_of_each_class_are_enough(random) -> None:
+    images = np.zeros((4, 8, 8), np.uint8)
+    images[:2, :, :4], images[2:, :, 4:] = 200, 200
+    settings = {"epochs": 1, "stages": (Stage(1, 8),)}
+    model = ecinn.fit(images, [0, 0, 1, 1], device="cpu", settings=settings, progress=False)
+    assert model.predict(images).argmax(1).tolist() == [0, 0, 1, 1]

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
@@ -68,14 +68,19 @@ def fit(
             training, target, name=name, minutes=minutes, overrides=given, observe=show
         )
         with tempfile.TemporaryDirectory(prefix="ecinn-") as folder:
-            checkpoint = train(
-                plan.recipe,
-                training,
-                Path(folder) / "run",
-                held_out=_select(data, held_out) if len(held_out) else None,
-                device=target,
-                observe=show,
-            )
+            try:
+                checkpoint = train(
+                    plan.recipe,
+                    training,
+                    Path(folder) / "run",
+                    held_out=_select(data, held_out) if len(held_out) else None,
+                    device=target,
+                    observe=show,
+                )
+            except InterruptedRunError:
+                raise InterruptedRunError(
+                    "interrupted: ecinn.fit keeps nothing; ecinn.train can be resumed"
+                ) from None
     reasons = [list(row) for row in plan.reasons]
     return Model(replace(checkpoint, training={**checkpoint.training, "plan": reasons}), target)
 
