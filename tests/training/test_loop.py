@@ -254,21 +254,29 @@ def test_a_run_that_restarted_resumes_to_the_same_weights(data, tmp_path) -> Non
     restarts = whole.training["restarts"]
     assert restarts[0] == {"epoch": 3, "learning_rate": 6.0}
     assert [point["epoch"] for point in whole.training["curve"]] == [1, 2, 3]
-    seen: list[str] = []
+    # A killed process whose state was saved before, and Ctrl-C with no state saved before.
+    for save_every, stop, error in (
+        (0.0, InterruptError, InterruptError),
+        (1e9, KeyboardInterrupt, InterruptedRunError),
+    ):
+        seen: list[str] = []
 
-    def stop_after_restart(progress: Progress) -> None:
-        if len(set(seen)) == 2:
-            raise InterruptError
-        seen.append(progress.task)
+        def stop_after_restart(
+            progress: Progress, seen: list[str] = seen, stop: type[BaseException] = stop
+        ) -> None:
+            if len(set(seen)) == 2:
+                raise stop
+            seen.append(progress.task)
 
-    run = tmp_path / "run"
-    with pytest.raises(InterruptError):
-        train(recipe, data, run, device=CPU, observe=stop_after_restart, save_every=0.0)
-    about = read_tensors(run / STATE_FILE)[1]
-    assert (about["epoch"], about["restarts"]) == (2, restarts[:1])
-    resumed = train(recipe, data, run, device=CPU, resume=True)
-    assert resumed.training["restarts"] == restarts
-    assert equal_weights(whole, resumed)
+        run = tmp_path / f"run {save_every}"
+        options = {"device": CPU, "save_every": save_every}
+        with pytest.raises(error):
+            train(recipe, data, run, observe=stop_after_restart, **options)
+        about = read_tensors(run / STATE_FILE)[1]
+        assert (about["epoch"], about["restarts"]) == (2, restarts[:1])
+        resumed = train(recipe, data, run, device=CPU, resume=True)
+        assert resumed.training["restarts"] == restarts
+        assert equal_weights(whole, resumed)
 
 
 def test_the_third_divergence_ends_the_run(data, tmp_path) -> None:

@@ -255,7 +255,8 @@ class _Run:
                         self.observe(progress)
                 except _DivergedError as error:
                     self._restart(recipe, state, step, state_file, good, error.loss)
-                    latest, unsaved = good, False
+                    good = latest = state.snapshot(recipe)
+                    unsaved = state.epoch > 0
                     continue
                 now = time.monotonic()
                 state.seconds = now - began
