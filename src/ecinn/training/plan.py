@@ -170,18 +170,20 @@ def _choose(
             dense,
             "mixes all latents at the end, as for MNIST"
             if dense
-            else "no fully connected layer: it would hold most of the weights",
+            else "a fully connected layer would hold most of the weights"
+            if size is LARGE
+            else "a fully connected layer made the likelihood of a small network worse",
         ),
         "dropout": (
             0.1 if overfits else 0.0,
-            "few or large images overfit" if overfits else "no overfitting is expected",
+            "few or large images overfit" if overfits else "many images, or a small network",
         ),
         "clamp": (1.0 if deep else 1.2, "as for faces" if deep else "as for MNIST"),
         "mixing": (
             "cosine" if deep else "rotation",
             "rotations would take much of the file" if deep else "as for MNIST",
         ),
-        "pixel_scale": (2.0 if channels == 1 else 4.0, "IB-INN's, for grey or colour"),
+        "pixel_scale": (2.0 if channels == 1 else 4.0, "IB-INN's, for grey and colour"),
         "pixel_margin": (0.02, "keeps pixels close to [0, 1]"),
         "balanced": (
             unequal,
@@ -190,7 +192,7 @@ def _choose(
         ),
         "beta": (
             1.0 if classes == 2 else 1.4265,
-            "the paper's, for two classes or more",
+            "the paper's, for two classes and for ten",
         ),
         "tau": (
             0.01 if large else 0.02 if size is LARGE else 0.05,
@@ -208,7 +210,11 @@ def _choose(
         ),
         "batch_size": (
             batch,
-            "as in our recipes" if batch == usual else "small, because there are few images",
+            "small, because there are few images"
+            if batch < usual
+            else "as for MNIST or faces"
+            if size is LARGE
+            else "32 is slower on a CPU, and 128 is not faster",
         ),
         "learning_rate": (
             float(
@@ -216,7 +222,7 @@ def _choose(
             ),
             "grows with the square root of the batch",
         ),
-        "weight_decay": (0.01, "as in our recipes"),
+        "weight_decay": (0.01, "as for MNIST and faces"),
         "epochs": epochs,
         "ema_decay": (
             float(f"{min(0.999, max(0.9, 1 - 8 / steps)):.3f}"),
