@@ -172,7 +172,7 @@ def _choose(
             if dense
             else "a fully connected layer would hold most of the weights"
             if size is LARGE
-            else "a fully connected layer made the likelihood of a small network worse",
+            else "in a trial, a fully connected layer made the likelihood worse",
         ),
         "dropout": (
             0.1 if overfits else 0.0,
@@ -234,11 +234,12 @@ def _choose(
 def _device_in_words(device: torch.device) -> tuple[str, str]:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device), "found"
-    factor = round(LARGE.seen / SMALL.seen)
+    factor, threads = round(LARGE.seen / SMALL.seen), torch.get_num_threads()
     return (
-        f"CPU, {torch.get_num_threads()} threads",
+        f"CPU, {threads} thread{'s' if threads > 1 else ''}",
         "no GPU is used: one would train a network with three times the layers on "
-        f"{factor} times the images in minutes, with fewer errors and better pictures",
+        f"{factor} times the images in minutes, which should give fewer errors and better "
+        "pictures",
     )
 
 
