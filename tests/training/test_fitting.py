@@ -38,6 +38,8 @@ def test_all_layouts_and_types_give_the_same_images(random) -> None:
     grey = colour[..., 0]
     for given in (grey, grey[..., None], grey[:, None], grey / 255):
         assert torch.equal(dataset_from_arrays(given, labels).images, expected[:, :1])
+    between = dataset_from_arrays(np.full((4, 8, 8), 99.7 / 255), labels).images
+    assert between.unique().tolist() == [100]
     frozen = grey.copy()
     frozen.flags.writeable = False
     assert torch.equal(dataset_from_arrays(frozen, labels).images, expected[:, :1])
@@ -107,6 +109,7 @@ def test_a_model_is_fitted_and_explains(random, monkeypatch) -> None:
     options = {"device": "cpu", "settings": settings, "random_state": 5}
     model = ecinn.fit(images, labels, observe=seen.append, **options)
     assert model.class_names == ("columns", "rows")
+    assert (model.recipe.seed, model.recipe.architecture.seed) == (5, 5)
     test, truth = stripes(np.random.default_rng(9), 60)
     predicted = [model.class_names[i] for i in model.predict(test).argmax(1).tolist()]
     assert np.mean([a == b for a, b in zip(predicted, truth, strict=True)]) >= 0.95

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
@@ -136,10 +137,10 @@ def test_wishes_that_cannot_be_planned_are_refused() -> None:
 @pytest.mark.parametrize(
     ("minutes", "rates", "size", "epochs"),
     [
-        # 600 s · 0.95 · 100/s / 1,000 images − 1 epoch; the large network would do 4 of 100.
-        (10.0, (10.0, 100.0), planning.SMALL, 56),
+        # 600 s · 0.95 · 101/s / 1,000 images − 1 epoch; the large network would do 4 of 100.
+        (10.0, (10.0, 101.0), planning.SMALL, 56),
         (10.0, (1000.0, 9999.0), planning.LARGE, 100),
-        (10.0, (100.0, 9999.0), planning.LARGE, 56),
+        (10.0, (101.0, 9999.0), planning.LARGE, 56),
         (0.2, (1.0, 10.0), planning.SMALL, 1),
     ],
 )
@@ -155,14 +156,39 @@ def test_minutes_set_size_and_epochs(minutes, rates, size, epochs, monkeypatch) 
     assert ("would give 10 epochs" in reason) == (epochs == 1)
 
 
-def test_speed_is_that_of_real_steps(monkeypatch) -> None:
-    """With a clock that counts steps: 10 of 32 images in 10 ticks are 32 images per tick."""
-    stages = {"stages": (Stage(1, 8), Stage(1, 8))}
+def test_the_measurement_is_part_of_the_time(monkeypatch) -> None:
+    """Two of 150 s leave 300 s of ten minutes: 300 · 0.95 · 101 / 1,000 − 1 epochs."""
+    now = [0.0]
+
+    def measured(recipe: Recipe, *rest: object) -> float:
+        now[0] += 150.0
+        return 101.0 if recipe.architecture.stages == planning.SMALL.stages[1] else 1.0
+
+    monkeypatch.setattr(planning, "images_per_second", measured)
+    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
+    plan = plan_recipe(noisy((500, 500)), CPU, name="own", minutes=10.0)
+    assert plan.recipe.epochs == 27
+
+
+@pytest.mark.parametrize(("tick", "steps"), [(0.01, 12), (2.0, 4)])
+def test_speed_is_that_of_real_steps(tick, steps, monkeypatch) -> None:
+    """With a clock that counts steps; it takes ten steps after the first two, or 3 seconds."""
+    stages = {"stages": (Stage(1, 8), Stage(1, 8)), "batch_size": 40}
     recipe = plan_recipe(noisy((50, 50)), CPU, name="own", overrides=stages).recipe
+    taken: list[int] = []
+    original = planning.OptimisationStep.__call__
+
+    def counted(step: planning.OptimisationStep, *inputs: object) -> None:
+        taken.append(1)
+        original(step, *inputs)
+
+    monkeypatch.setattr(planning.OptimisationStep, "__call__", counted)
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: tick * len(taken))
     seen: list[Progress] = []
-    monkeypatch.setattr(planning.time, "perf_counter", lambda: float(len(seen)))
     before = torch.get_rng_state()
-    assert images_per_second(recipe, noisy((50, 50)), CPU, seen.append) == 32
+    rate = images_per_second(recipe, noisy((50, 50)), CPU, seen.append)
+    assert rate == pytest.approx(40 / tick)
+    assert len(taken) == steps
     assert torch.equal(torch.get_rng_state(), before)
     assert (seen[-1].done, seen[-1].total) == (12, 12)
 

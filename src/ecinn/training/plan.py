@@ -29,7 +29,11 @@ IMBALANCE = 1.5
 MOST_EPOCHS = 100
 """More repetitions of the same images overfit."""
 MEASURED_STEPS = 10
-"""Steps of a speed measurement, after two to warm up."""
+"""Largest number of steps of a speed measurement, after two to warm up."""
+MEASURED_SECONDS = 3.0
+"""A measurement ends after so many seconds."""
+MEASURED_BATCH = 64
+"""Largest batch of a measurement on a CPU, whose speed per image does not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def plan_recipe(
             measured; without it, the number of images decides.
         overrides: settings of `Recipe` or `Architecture` by name, which replace the choices.
     """
+    began = time.monotonic()
     given = dict(overrides or {})
     _require_plannable(data, minutes, given)
 
@@ -125,10 +130,11 @@ def plan_recipe(
     for size in (LARGE, SMALL):
         trial = plan(size).recipe
         rate = images_per_second(trial, data, device, observe)
-        epochs, reason = _epochs_in(minutes, rate, len(data))
+        left = 60 * minutes - (time.monotonic() - began)  # the measurement takes time, too
+        epochs, reason = _epochs_in(left, minutes, rate, len(data))
         if epochs >= trial.epochs / 2:
             break
-    return plan(size, (max(1, epochs), reason))
+    return plan(size, (epochs, reason))
 
 
 def _choose(
@@ -247,40 +253,44 @@ def images_per_second(
     recipe: Recipe, data: Dataset, device: torch.device, observe: Observer = ignore
 ) -> float:
     """Measure the speed of training with a few steps on the first images."""
-    batch = min(recipe.batch_size, len(data))
-    few = data.first(min(len(data), (MEASURED_STEPS + 2) * batch))
     # One epoch: compiling the network would take longer than the measurement.
+    recipe = replace(recipe, epochs=1)
+    if device.type == "cpu":
+        recipe = replace(recipe, batch_size=min(MEASURED_BATCH, recipe.batch_size))
+    total = MEASURED_STEPS + 2
+    few = data.first(min(len(data), total * recipe.batch_size))
     with seeded(device):
-        state = TrainingState.start(replace(recipe, epochs=1), device)
-        step = OptimisationStep(replace(recipe, epochs=1), few, state, device)
-        order = step.begin_epoch(0)
-        began = 0.0
-        for number in range(MEASURED_STEPS + 2):
-            if number == 2:
-                step.read_figures()  # waits for the GPU
-                began = time.perf_counter()
+        step = OptimisationStep(recipe, few, TrainingState.start(recipe, device), device)
+        order, batch = step.begin_epoch(0), step.batch_size
+        began = seconds = 0.0
+        number = 0
+        while number < total and seconds < MEASURED_SECONDS:
             first = number * batch % (len(few) - batch + 1)
             step(order[first : first + batch], 0.0, number)
-            observe(Progress("measuring the speed", number + 1, MEASURED_STEPS + 2))
-        step.read_figures()
-        return MEASURED_STEPS * batch / (time.perf_counter() - began)
+            step.read_figures()  # waits for the GPU
+            number += 1
+            now = time.perf_counter()
+            if number <= 2:
+                began = now
+            seconds = now - began
+            observe(Progress("measuring the speed", number, total))
+        observe(Progress("measuring the speed", total, total))
+    return (number - 2) * batch / seconds
 
 
-def _epochs_in(minutes: float, rate: float, images: int) -> tuple[int, str]:
-    """Return how many epochs fit, and why; below 1 the time is too short.
+def _epochs_in(seconds: float, minutes: float, rate: float, images: int) -> tuple[int, str]:
+    """Return how many epochs fit into what is left of the time, and why; at least one.
 
-    Calibration encodes every image once, which costs a quarter of a training step. Evaluation of
-    a quarter as many images takes about eight passes each. Together that is one epoch.
+    Calibration encodes every image once, which costs a quarter of a training step. Evaluating a
+    quarter as many images costs two and a half steps each. Together that is one epoch.
     """
-    seconds = 60 * minutes
-    fitting = math.floor(0.95 * seconds * rate / images - 1)
-    epochs = min(MOST_EPOCHS, fitting)
+    fitting = max(1, math.floor(0.95 * seconds * rate / images - 1))
     reason = f"{rate:,.0f} images/s were measured; fits {minutes:g} minutes with the evaluation"
     if fitting > MOST_EPOCHS:
         reason += f"; more than {MOST_EPOCHS} epochs overfit"
     if fitting < 5:
         reason += f"; {math.ceil(11 * images / rate / 57)} minutes would give 10 epochs"
-    return epochs, reason
+    return min(MOST_EPOCHS, fitting), reason
 
 
 def _halvings(height: int, width: int) -> int:
