@@ -279,6 +279,20 @@ def test_a_run_that_restarted_resumes_to_the_same_weights(data, tmp_path) -> Non
         assert equal_weights(whole, resumed)
 
 
+def test_a_state_that_was_never_good_is_not_kept(data, tmp_path) -> None:
+    """With one step per epoch, the second epoch's state shows that it is bad in the third."""
+    recipe = dataclasses.replace(fragile(12.0, warm_up=0.95), batch_size=64, epochs=6)
+    seen: list[float] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(progress.figures["epoch"])
+
+    model = train(recipe, data.first(64), tmp_path, device=CPU, observe=note)
+    assert [restart["epoch"] for restart in model.training["restarts"]] == [3, 3]
+    assert seen == [1, 2, 3, 2, 3, 2, 3, 4, 5, 6]  # the first two threes are the restarts
+    assert [point["epoch"] for point in model.training["curve"]] == [1, 2, 3, 4, 5, 6]
+
+
 def test_the_third_divergence_ends_the_run(data, tmp_path) -> None:
     seen: list[Progress] = []
     with pytest.raises(EcinnError, match="nothing was saved") as error:
