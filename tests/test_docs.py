@@ -152,9 +152,12 @@ def test_docs_python_runs(workshop: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_the_training_script_runs(workshop: Path) -> None:
-    script, finetuning = blocks(DOCS / "train-your-own.md", "python")
+    fit, script, finetuning = blocks(DOCS / "train-your-own.md", "python")
     names: dict[str, object] = {}
     exec(script, names)  # noqa: S102
+    arrays = {"images": names["train"].images[:256].numpy(), "labels": names["train"].labels[:256]}
+    exec(fit.replace("labels)", "labels, settings={'epochs': 3})"), {"ecinn": ecinn} | arrays)  # noqa: S102
+    assert ecinn.load(workshop / "mine.safetensors").class_names == ("0", "1")
     evaluation = ecinn.evaluate(names["model"], names["test"])
     assert evaluation.error < 0.01
     assert evaluation.reached_q > 0.99

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ecinn.flow.network import Architecture, Stage
     from ecinn.model import Model, load
     from ecinn.training.evaluation import Evaluation, evaluate
+    from ecinn.training.fitting import fit
     from ecinn.training.loop import train
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "class_means",
     "evaluate",
     "explain",
+    "fit",
     "load",
     "load_dataset",
     "train",
@@ -61,6 +63,7 @@ _HOMES = {
     "flow.network": ("Architecture", "Stage"),
     "model": ("Model", "load"),
     "training.evaluation": ("Evaluation", "evaluate"),
+    "training.fitting": ("fit",),
     "training.loop": ("train",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from ecinn.cli.progress import INTERVAL, SLOW, Lines, bars, format_figures
-from ecinn.progress import Progress
+from ecinn.cli.progress import bars
+from ecinn.progress import INTERVAL, SLOW, Lines, Progress, format_figures
 
 
 class Log:

@@ -18,7 +18,6 @@ from ecinn.studies import judges as judges_module
 from ecinn.studies.judges import (
     SHIPPED,
     Autoencoder,
-    ConvolutionalNetwork,
     Judges,
     JudgeSettings,
     load_judges,
@@ -26,6 +25,7 @@ from ecinn.studies.judges import (
     shipped_judges,
     train_judges,
 )
+from ecinn.training.networks import ConvolutionalNetwork
 from helpers.command_line import fails, run
 
 pytestmark = pytest.mark.slow

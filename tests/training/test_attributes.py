@@ -66,7 +66,7 @@ def test_attributes_are_read_from_the_latents(recipe: Recipe, data: Dataset) -> 
     assert state.attribute_head is not None
     step = OptimisationStep(recipe, data, state, CPU)
     order = step.begin_epoch(0)
-    step.batch.copy_(order[:16])
+    step.load_batch(order[:16])
     with torch.no_grad():
         weight = torch.randn(
             state.attribute_head.weight.shape, generator=torch.Generator().manual_seed(1)
@@ -121,7 +121,7 @@ def test_targets_are_mixed_with_the_teachers_predictions(
         weight = torch.randn(state.attribute_head.weight.shape, generator=generator)
         state.attribute_head.weight.copy_(0.1 * weight)
     step = OptimisationStep(recipe, taught, state, CPU)
-    step.batch.copy_(step.begin_epoch(0)[:16])
+    step.load_batch(step.begin_epoch(0)[:16])
     loss = step._batch_loss()
     assert loss.x.min() < -0.1
     seen = loss.x.clamp(0, 1)  # the teacher knows no other pixels

@@ -1,6 +1,7 @@
 """Calibration: class means and temperature of a finished model."""
 
 import dataclasses
+import errno
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from ecinn.classifier.out_of_distribution import fit_log_p
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
+from ecinn.errors import EcinnError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
+from ecinn.training import calibration
 from ecinn.training.calibration import calibrate, fit_tau, label_means
 from helpers.builders import randomise
 
@@ -64,7 +67,7 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
 
 def test_label_means_are_zero_for_a_class_without_images(generator) -> None:
     z = torch.randn((6, 3), generator=generator)
-    means = label_means(z, torch.tensor([0, 2, 0, 2, 2, 0]), 3)
+    means = label_means(z.split(4), torch.tensor([0, 2, 0, 2, 2, 0]).split(4), z.new_empty(3, 3))
     expected = torch.stack([z[[0, 2, 5]].mean(0), torch.zeros(3), z[[1, 3, 4]].mean(0)])
     torch.testing.assert_close(means, expected)
 
@@ -89,7 +92,7 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     weights = classifier.state_dict() | {"tau": torch.tensor(0.3)}
     if not tied:
         z = classifier.encode(to_pixels(data.images)).detach()
-        weights["mu"] = label_means(z, data.labels, 10)
+        weights["mu"] = label_means([z], [data.labels], classifier.mu.detach())
     held_out = load_mnist("validation").first(100)
     model = calibrate(recipe, data, weights, CPU, {}, held_out)
     z = model.classifier.encode(to_pixels(data.images))
@@ -107,3 +110,44 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
     assert tau == float(fit_tau(z, held_out.labels, model.classifier.mu))
     without = calibrate(recipe, data, weights, CPU, {})
     assert float(without.classifier.tau) == pytest.approx(0.3)
+
+
+def test_latents_in_a_file_give_the_same_model(data, tmp_path, monkeypatch) -> None:
+    """With all scores of the detector; the file is gone afterwards."""
+    architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=0)
+    classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
+    recipe = dataclasses.replace(MNIST, architecture=architecture, stored_bits=32, aligned=True)
+    options = (recipe, data, classifier.state_dict(), CPU, {}, data.first(50))
+    sizes = []
+
+    def noted(file: int, start: int, size: int) -> None:
+        sizes.append(size)
+
+    monkeypatch.setattr(calibration, "PART", 128)  # 300 images: an incomplete part
+    monkeypatch.setattr(calibration.os, "posix_fallocate", noted)
+    kept = calibrate(*options, tmp_path / "run")
+    assert not sizes
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(calibration, "LATENTS_LIMIT", 50 * 784 * 4)
+    mapped = calibrate(*options, tmp_path / "run")
+    assert sizes == [300 * 784 * 4, 150 * 784 * 4]  # the held-out 50 stay in memory
+    assert list((tmp_path / "run").iterdir()) == []
+    assert torch.equal(mapped.mu_bar, kept.mu_bar)
+    assert torch.equal(mapped.classifier.tau, kept.classifier.tau)
+    assert mapped.ood.log_p == kept.ood.log_p
+    for name in ("texture", "pose"):
+        for one, other in zip(getattr(mapped.ood, name), getattr(kept.ood, name), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_full_disk_is_told(data, tmp_path, monkeypatch) -> None:
+    def full(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(calibration.os, "posix_fallocate", full)
+    monkeypatch.setattr(calibration, "LATENTS_LIMIT", 0)
+    architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=0)
+    weights = GenerativeClassifier(architecture).state_dict()
+    recipe = dataclasses.replace(MNIST, architecture=architecture)
+    with pytest.raises(EcinnError, match=r"latents: No space left on device; free"):
+        calibrate(recipe, data, weights, CPU, {}, folder=tmp_path)

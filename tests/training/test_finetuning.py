@@ -73,7 +73,7 @@ def test_the_loss_is_divergence_on_one_half_and_cross_entropy_on_the_other(
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier = step.state.classifier
     mu, tau = classifier.mu.detach(), 0.4
-    step.batch.copy_(torch.arange(64))
+    step.load_batch(torch.arange(64))
     seen = []
     latents = step._counterfactual_latents
     step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
@@ -99,7 +99,7 @@ def test_no_gradient_passes_through_the_teacher_or_its_pictures(refined, data) -
     settings = FineTuning(2, 0.0, 1.0, batch_size=64)
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier = step.state.classifier
-    step.batch.copy_(torch.arange(64))
+    step.load_batch(torch.arange(64))
     seen = []
     latents = step._counterfactual_latents
     step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
@@ -166,7 +166,7 @@ def test_faithfulness_learns_through_the_decoder(refined, data) -> None:
     settings = FineTuning(2, 1.0, 0.0, batch_size=8)
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier = step.state.classifier.double()
-    step.batch.copy_(torch.arange(8))
+    step.load_batch(torch.arange(8))
     seen = []
     latents = step._counterfactual_latents
     step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
@@ -315,7 +315,7 @@ def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     asked = []
     step._ask_teacher = lambda x: (asked.append(len(x)), RowTeacher()(x).softmax(1))[1]
-    step.batch.copy_(torch.arange(3))
+    step.load_batch(torch.arange(3))
     z = step.state.classifier.encode(to_pixels(data.images[:3])).detach()
     assert torch.isfinite(step._counterfactual_loss(z).detach())
     assert asked == [2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecinn.classifier.checkpoint import load_checkpoint
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning, Recipe, find_recipe
 from ecinn.classifier.tensor_files import read_tensors
 from ecinn.data.augmentation import Augmentation
@@ -206,6 +206,153 @@ def test_a_run_that_breaks_stops_and_keeps_the_last_good_state(
     state.restore(tmp_path / STATE_FILE, recipe)
     assert state.epoch == 1
     assert all(bool(torch.isfinite(p).all()) for p in state.classifier.parameters())
+
+
+def fragile(rate: float, **changes: float) -> Recipe:
+    """Diverges from a learning rate of about 4 on."""
+    architecture = Architecture(
+        1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=0, clamp=1.5
+    )
+    return dataclasses.replace(
+        MNIST,
+        architecture=architecture,
+        augmentation=Augmentation(),
+        epochs=3,
+        batch_size=16,
+        learning_rate=rate,
+        **changes,
+    )
+
+
+def equal_weights(first: Checkpoint, second: Checkpoint) -> bool:
+    others = second.classifier.state_dict()
+    weights = first.classifier.state_dict().items()
+    return all(torch.equal(value, others[name]) for name, value in weights)
+
+
+def test_a_divergence_restarts_with_half_the_learning_rate(data, tmp_path) -> None:
+    """In the first epoch that is a run with the lower rate from the beginning."""
+    seen: list[Progress] = []
+    data = data.first(128)
+    model = train(fragile(5.0), data, tmp_path / "a", device=CPU, observe=seen.append)
+    restarts = model.training["restarts"]
+    rates = [5.0 / 2**n for n in range(1, len(restarts) + 1)]
+    assert [restart["learning_rate"] for restart in restarts] == rates
+    assert [restart["epoch"] for restart in restarts] == [1] * len(rates)
+    told = [progress.figures for progress in seen if "diverged" in progress.task]
+    assert [figures["learning_rate"] for figures in told] == rates
+    assert [point["epoch"] for point in model.training["curve"]] == [1, 2, 3]
+    lower = train(fragile(rates[-1]), data, tmp_path / "b", device=CPU)
+    assert "restarts" not in lower.training
+    assert equal_weights(model, lower)
+
+
+def test_a_run_that_restarted_resumes_to_the_same_weights(data, tmp_path) -> None:
+    """The rate rises until the end, so that the last epoch diverges and the others are kept."""
+    data, recipe = data.first(128), fragile(12.0, warm_up=0.95)
+    whole = train(recipe, data, tmp_path / "whole", device=CPU)
+    restarts = whole.training["restarts"]
+    assert restarts[0] == {"epoch": 3, "learning_rate": 6.0}
+    assert [point["epoch"] for point in whole.training["curve"]] == [1, 2, 3]
+    # A killed process whose state was saved before, and Ctrl-C with no state saved before.
+    for save_every, stop, error in (
+        (0.0, InterruptError, InterruptError),
+        (1e9, KeyboardInterrupt, InterruptedRunError),
+    ):
+        seen: list[str] = []
+
+        def stop_after_restart(
+            progress: Progress, seen: list[str] = seen, stop: type[BaseException] = stop
+        ) -> None:
+            if len(set(seen)) == 2:
+                raise stop
+            seen.append(progress.task)
+
+        run = tmp_path / f"run {save_every}"
+        options = {"device": CPU, "save_every": save_every}
+        with pytest.raises(error):
+            train(recipe, data, run, observe=stop_after_restart, **options)
+        about = read_tensors(run / STATE_FILE)[1]
+        assert (about["epoch"], about["restarts"]) == (2, restarts[:1])
+        resumed = train(recipe, data, run, device=CPU, resume=True)
+        assert resumed.training["restarts"] == restarts
+        assert equal_weights(whole, resumed)
+
+
+def test_a_state_that_was_never_good_is_not_kept(data, tmp_path) -> None:
+    """With one step per epoch, the second epoch's state shows that it is bad in the third."""
+    recipe = dataclasses.replace(fragile(12.0, warm_up=0.95), batch_size=64, epochs=6)
+    seen: list[float] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(progress.figures["epoch"])
+
+    model = train(recipe, data.first(64), tmp_path, device=CPU, observe=note)
+    assert [restart["epoch"] for restart in model.training["restarts"]] == [3, 3]
+    assert seen == [1, 2, 3, 2, 3, 2, 3, 4, 5, 6]  # the first two threes are the restarts
+    assert [point["epoch"] for point in model.training["curve"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_third_divergence_ends_the_run(data, tmp_path) -> None:
+    seen: list[Progress] = []
+    with pytest.raises(EcinnError, match="nothing was saved") as error:
+        train(fragile(1e3), data.first(64), tmp_path / "run", device=CPU, observe=seen.append)
+    assert "\n" not in str(error.value)
+    assert sum("diverged" in progress.task for progress in seen) == 2
+
+
+def test_a_balanced_epoch_draws_equally_many_of_every_class(generator) -> None:
+    labels = torch.arange(3).repeat_interleave(torch.tensor([70, 25, 6]))
+    labels = labels[torch.randperm(101, generator=generator)]
+    order = optimisation.balanced_order(labels, torch.Generator().manual_seed(4))
+    assert len(order) == 101
+    assert sorted(labels[order].bincount().tolist()) == [33, 34, 34]
+    times = order.bincount(minlength=101)
+    for label in range(3):  # no image is drawn twice more than another of its class
+        own = times[labels == label]
+        assert int(own.max() - own.min()) <= 1
+    assert not torch.equal(order, order.sort().values)
+    first = [len(set(labels[order[i * 20 : i * 20 + 20]].tolist())) for i in range(5)]
+    assert first == [3] * 5  # mixed
+    again = optimisation.balanced_order(labels, torch.Generator().manual_seed(4))
+    assert torch.equal(order, again)
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_order_depends_on_seed_and_epoch_only(balanced, recipe, data) -> None:
+    recipe = dataclasses.replace(recipe, balanced=balanced)
+    steps = [
+        optimisation.OptimisationStep(recipe, data, TrainingState.start(recipe, CPU), CPU)
+        for _ in range(2)
+    ]
+    steps[0].begin_epoch(0)
+    orders = [step.begin_epoch(1) for step in steps]
+    assert torch.equal(*orders)
+    assert not torch.equal(orders[0], steps[1].begin_epoch(2))
+    counts = data.labels[orders[0]].bincount()
+    assert (len(set(counts.tolist())) == 1) == balanced  # 640 images of ten classes
+
+
+def test_images_are_copied_batch_by_batch(recipe, data, monkeypatch) -> None:
+    """A step reads the buffer: those of the dataset are neither copied nor moved."""
+    state = TrainingState.start(recipe, CPU)
+    step = optimisation.OptimisationStep(recipe, data, state, CPU)
+    assert step.images.data_ptr() == data.images.data_ptr()
+    batch = torch.randperm(640)[:32]
+    step(batch, 0.5, 0)
+    assert torch.equal(step.batch_images, data.images[batch])
+    before = step.batch_images.data_ptr()
+    step(batch.flip(0), 0.5, 1)
+    assert torch.equal(step.batch_images, data.images[batch.flip(0)])
+    assert step.batch_images.data_ptr() == before  # where a captured graph reads
+    # A GPU with too little memory, and one with enough, which is not there.
+    free = 4 * data.images.numel()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - 1, free))
+    gpu = torch.device("cuda")
+    assert optimisation.resident(data.images, gpu) is data.images
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    with pytest.raises((RuntimeError, AssertionError)):
+        optimisation.resident(data.images, gpu)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(recipe, data, tmp_path) -> None:

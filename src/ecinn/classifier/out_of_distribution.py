@@ -111,8 +111,9 @@ def fit_texture(energies: Energies, frequency: Frequency) -> Texture:
     """Fit mean, covariance and limit to the energies of the training images."""
     mean = energies.mean(0)
     covariance = torch.cov(energies.T.double()).reshape(len(mean), len(mean))
-    # A small ridge, because frequencies of few latents could make the covariance singular.
-    ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(mean), device=mean.device)
+    # A small ridge, because few images or latents of a frequency make the covariance singular.
+    variance = covariance.diagonal().mean().clamp(min=1e-6)
+    ridge = 1e-6 * variance * torch.eye(len(mean), device=mean.device)
     whitening = torch.linalg.inv(torch.linalg.cholesky(covariance + ridge)).to(mean.dtype)
     distance = ((energies - mean) @ whitening.T).square().sum(1)
     limit = float(distance.double().quantile(1 - FALSE_ALARM_RATE))

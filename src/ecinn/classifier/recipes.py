@@ -61,6 +61,8 @@ class Recipe:
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on training pixels in [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)
+    balanced: bool = False
+    """Draw equally many images of every class in each epoch, because the prior is uniform."""
     epochs: int = 60
     batch_size: int = 256
     learning_rate: float = 2e-3

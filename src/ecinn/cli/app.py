@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import ecinn
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
+from ecinn.progress import plain as plain
 
 if TYPE_CHECKING:
     from ecinn.explanation.result import Confidence
@@ -171,11 +172,6 @@ def _fail_usage(error: Any) -> NoReturn:  # noqa: ANN401
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
-
-
-def plain(text: str) -> str:
-    """Escape text so that Rich prints it as it is."""
-    return text.replace("[", r"\[")
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401

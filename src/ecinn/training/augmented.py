@@ -13,6 +13,7 @@ from ecinn.data.augmentation import Augmentation, augment
 from ecinn.pixels import Images, StoredImages, to_pixels
 from ecinn.progress import Observer
 from ecinn.training.networks import Trained, cosine, gpu_autocast, seeded, train_network
+from ecinn.training.step import resident
 
 Network = TypeVar("Network", bound=nn.Module)
 Targets = Float[Tensor, "batch outputs"]
@@ -73,7 +74,7 @@ def train_augmented(
         exclusive: the outputs are classes, of which one is right, and not attributes.
     """
     seed = settings.seed * 1_000_003 + number
-    images, labels = images.to(device), labels.to(device)
+    images, labels = resident(images, device), labels.to(device)
     generator = torch.Generator(device).manual_seed(seed)
     python_generator = random.Random(seed)
     with seeded(device, seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
@@ -81,8 +82,9 @@ def train_augmented(
 
         def batch_loss(batch: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
             weight = mixup_weight(settings, python_generator)
+            own = images[batch.to(images.device)].to(device)
             x, targets = training_batch(
-                images[batch], labels[batch], settings, weight, generator, exclusive=exclusive
+                own, labels[batch], settings, weight, generator, exclusive=exclusive
             )
             with gpu_autocast(device):
                 logits = network(x).float()

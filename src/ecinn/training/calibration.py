@@ -1,9 +1,12 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,10 +25,17 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
+from ecinn.errors import EcinnError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Labels, StoredImages, to_pixels
+
+PART = 500
+"""Images or latents that are processed at once."""
+LATENTS_LIMIT = 2**30
+"""Bytes of latents that are kept in memory, or a quarter of the free memory of a GPU if that is
+more; other latents are written to a temporary file."""
 
 
 @torch.no_grad()
@@ -36,36 +46,53 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
     held_out: Dataset | None = None,
+    folder: Path | None = None,
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
     Tied class means become μ̄; their temperature is fitted on held-out images, if there are any.
+
+    Args:
+        folder: for a temporary file of the latents, if they are many; None: the system's.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
-    z, log_det = _encode(classifier, data.images, device)
+    z, log_det = _encode(classifier, data.images, device, folder)
+
+    def parts() -> Iterator[Tensor]:
+        return (part.to(device) for part in z.split(PART))
+
     if recipe.tied:
-        classifier.mu.copy_(label_means(z, data.labels.to(device), len(classifier.mu)))
-    mu_bar = class_means(z.split(500), classifier.mu)
+        labels = data.labels.to(device).split(PART)
+        classifier.mu.copy_(label_means(parts(), labels, classifier.mu))
+    mu_bar = class_means(parts(), classifier.mu)
     if recipe.tied:
         classifier.mu.copy_(mu_bar)
         if held_out is not None:
-            z_held_out, _ = _encode(classifier, held_out.images, device)
-            classifier.tau.fill_(fit_tau(z_held_out, held_out.labels.to(device), classifier.mu))
-    log_p = equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
+            z_held_out, _ = _encode(classifier, held_out.images, device, folder)
+            where = z_held_out.device
+            tau = fit_tau(z_held_out, held_out.labels.to(where), classifier.mu.to(where))
+            classifier.tau.fill_(tau)
+    densities = zip(parts(), log_det.split(PART), strict=True)
+    log_p = torch.cat(
+        [
+            equations.log_marginal(equations.log_likelihood(part, change, classifier.mu))
+            for part, change in densities
+        ]
+    )
     texture = pose = None
     frequency = latent_frequencies(recipe.architecture)
     if frequency is not None:
-        predicted = equations.predicted_class(z, classifier.mu)
         frequency = frequency.to(device)
-        # In parts, because intermediate results of all latents may not fit into memory.
-        parts = zip(z.split(500), predicted.split(500), strict=True)
-        energies = torch.cat([band_energies(part - mu_bar[p], frequency) for part, p in parts])
-        texture = fit_texture(energies, frequency)
+        energies = [
+            band_energies(part - mu_bar[equations.predicted_class(part, classifier.mu)], frequency)
+            for part in parts()
+        ]
+        texture = fit_texture(torch.cat(energies), frequency)
     if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
         misplaced = misplace(data.images[: min(POSE_IMAGES, len(data) // 2)], generator)
-        pose = fit_pose(z, _encode(classifier, misplaced, device)[0])
+        pose = fit_pose(z, _encode(classifier, misplaced, device, folder)[0].to(z.device))
     return Checkpoint(
         recipe=recipe,
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
@@ -80,20 +107,54 @@ def _encode(
     classifier: GenerativeClassifier,
     images: StoredImages,
     device: torch.device,
+    folder: Path | None,
 ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
-    """Return all latents and log-determinants."""
-    parts = images.split(500)
+    """Return all latents, in a file if they are many, and log-determinants."""
+    z = _storage((len(images), classifier.architecture.dim), device, folder)
+    log_det = torch.empty(len(images), device=device)
     with exact_convolutions():
-        encoded = [classifier.encode_with_log_det(to_pixels(part.to(device))) for part in parts]
-    return torch.cat([z for z, _ in encoded]), torch.cat([log_det for _, log_det in encoded])
+        for part, kept, change in zip(*(t.split(PART) for t in (images, z, log_det)), strict=True):
+            latents, changes = classifier.encode_with_log_det(to_pixels(part.to(device)))
+            kept.copy_(latents)
+            change.copy_(changes)
+    return z, log_det
+
+
+def _storage(
+    shape: tuple[int, int], device: torch.device, folder: Path | None
+) -> Float[Tensor, "batch dim"]:
+    """Return memory for latents: on the device, or a file that vanishes when it is not used."""
+    size, limit = 4 * shape[0] * shape[1], LATENTS_LIMIT
+    if device.type == "cuda":
+        limit = max(limit, torch.cuda.mem_get_info(device)[0] // 4)
+    if size <= limit:
+        return torch.empty(shape, device=device)
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Writing to a mapped file on a full disk would end the process without a word.
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
+    except OSError as error:
+        raise EcinnError(
+            f"cannot write {size / 2**30:.1f} GiB of latents: {error.strerror or error}; "
+            "free some space and resume"
+        ) from error
 
 
 def label_means(
-    z: Float[Tensor, "batch dim"], labels: Labels, classes: int
+    latents: Iterable[Tensor], labels: Iterable[Tensor], mu: Float[Tensor, "classes dim"]
 ) -> Float[Tensor, "classes dim"]:
-    """Return the mean latent of every class; zero for a class without images."""
-    member = F.one_hot(labels, classes).to(z.dtype)
-    return member.T @ z / member.sum(0)[:, None].clamp(min=1)
+    """Return the mean latent of every class, from parts of the images; zero if it has none."""
+    total = torch.zeros_like(mu, dtype=torch.float64)
+    count = torch.zeros(len(mu), dtype=torch.float64, device=mu.device)
+    for z, own in zip(latents, labels, strict=True):
+        total.index_add_(0, own, z.double())
+        count += torch.bincount(own, minlength=len(mu))
+    return (total / count.clamp(min=1)[:, None]).to(mu.dtype)
 
 
 def fit_tau(

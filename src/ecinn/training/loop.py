@@ -3,11 +3,13 @@
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.recipes import Recipe, find_recipe
@@ -39,6 +41,8 @@ UNROUNDED_FILE = "unrounded.safetensors"
 FIGURES = ("loss", "bits_per_dim", "error")
 LARGEST_LOSS = 1e3
 """Training does not recover from a loss above this."""
+MOST_RESTARTS = 2
+"""Restarts from the last good state, each with half the learning rate, before training fails."""
 
 
 def train(
@@ -217,6 +221,8 @@ class _Run:
             **timing_record(len(self.data), seen, state.seconds, self.device),
             "curve": state.curve,
         }
+        if state.restarts:
+            record["restarts"] = state.restarts
         weights = state.average.state_dict()
         all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
         return [
@@ -227,6 +233,7 @@ class _Run:
                 self.device,
                 record,
                 self.held_out,
+                self.folder,
             )
             for bits in all_bits
         ]
@@ -234,44 +241,105 @@ class _Run:
     def _run_epochs(
         self, recipe: Recipe, state: TrainingState, step: OptimisationStep, state_file: Path
     ) -> None:
-        batch = step.batch_size
-        per_epoch = len(self.data) // batch
-        steps = per_epoch * recipe.epochs
-        saved = began = time.monotonic()
-        earlier_seconds, first_step = state.seconds, state.epoch * per_epoch
-        unsaved = None
+        """Train the remaining epochs; after a divergence, go back and halve the learning rate."""
+        saved = time.monotonic()
+        began = saved - state.seconds
+        # A state is good once the first loss that follows from it has been read.
+        good = latest = state.snapshot(recipe)
+        unsaved = False
         try:
-            for epoch in range(state.epoch, recipe.epochs):
-                # The randomness of an epoch depends on (seed, epoch) only: an epoch that was
-                # interrupted and is started again is the same.
-                order = step.begin_epoch(epoch)
-                sums = torch.zeros(3)
-                for index in range(per_epoch):
-                    number = epoch * per_epoch + index
-                    step(order[index * batch : (index + 1) * batch], number / steps, number)
-                    if index < per_epoch - 1 and (index + 1) % REPORT_EVERY:
-                        continue
-                    figures = step.read_figures()
-                    sums += figures
-                    means = (figures / (index % REPORT_EVERY + 1)).tolist()
-                    _require_convergence(means[0], state_file)
-                    rate = (number + 1 - first_step) / (time.monotonic() - began)
-                    report = {"epoch": float(epoch + 1), "epochs": float(recipe.epochs)}
-                    report |= dict(zip(FIGURES, means, strict=True))
-                    report["images_per_second"] = rate * batch
-                    self.observe(Progress(step.stage, number + 1, steps, report))
+            while state.epoch < recipe.epochs:
+                try:
+                    for progress in _run_epoch(recipe, state, step, len(self.data)):
+                        good = latest
+                        self.observe(progress)
+                except _DivergedError as error:
+                    self._restart(recipe, state, step, state_file, good, error.loss)
+                    good = latest = state.snapshot(recipe)
+                    unsaved = state.epoch > 0
+                    continue
                 now = time.monotonic()
-                state.epoch, state.seconds = epoch + 1, earlier_seconds + now - began
-                point = dict(zip(FIGURES, (sums / per_epoch).tolist(), strict=True))
-                state.curve.append({"epoch": epoch + 1, **point, "seconds": state.seconds})
-                unsaved = state.snapshot(recipe)
-                if now - saved >= self.save_every or epoch + 1 == recipe.epochs:
-                    write_tensors(state_file, *unsaved)
-                    unsaved, saved = None, now
+                state.seconds = now - began
+                state.curve[-1]["seconds"] = state.seconds
+                latest, unsaved = state.snapshot(recipe), True
+                if now - saved >= self.save_every or state.epoch == recipe.epochs:
+                    write_tensors(state_file, *latest)
+                    unsaved, saved = False, now
         except KeyboardInterrupt:
-            if unsaved is not None:
-                write_tensors(state_file, *unsaved)
+            if unsaved:
+                write_tensors(state_file, *latest)
             raise
+
+    def _restart(
+        self,
+        recipe: Recipe,
+        state: TrainingState,
+        step: OptimisationStep,
+        state_file: Path,
+        good: tuple[dict[str, Tensor], dict[str, Any]],
+        loss: float,
+    ) -> None:
+        """Return to the last good state with half the learning rate, or raise an `EcinnError`."""
+        tensors, about = good
+        failed = state.epoch + 1
+        state.overwrite(tensors)
+        state.epoch, state.curve = about["epoch"], list(about["curve"])
+        stored = state_file.exists()
+        if len(state.restarts) >= MOST_RESTARTS:
+            kept = f"the last good state is {state_file}" if stored else "nothing was saved"
+            raise EcinnError(
+                f"training diverged: the loss became {loss:.3g} in spite of {MOST_RESTARTS} "
+                f"restarts with half the learning rate; {kept}. "
+                "Lower the learning rate or the clamp, or raise the weight decay"
+            )
+        rate = recipe.learning_rate / 2 ** (len(state.restarts) + 1)
+        state.restarts.append({"epoch": failed, "learning_rate": rate})
+        if stored:  # its state may be the one that led to this
+            write_tensors(state_file, *state.snapshot(recipe))
+        figures = {"epoch": failed, "learning_rate": rate}
+        task = f"{step.stage} diverged and continues with half the learning rate"
+        self.observe(Progress(task, 1, 1, figures))
+
+
+class _DivergedError(Exception):
+    """The mean loss since the last report is not a number, or too large to recover from."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+
+def _run_epoch(
+    recipe: Recipe, state: TrainingState, step: OptimisationStep, images: int
+) -> Iterator[Progress]:
+    """Train one epoch and yield what to report; its randomness depends on (seed, epoch) only.
+
+    So an epoch that was interrupted and is started again is the same.
+    """
+    batch, epoch = step.batch_size, state.epoch
+    per_epoch = images // batch
+    steps = per_epoch * recipe.epochs
+    order = step.begin_epoch(epoch)
+    began = time.monotonic()
+    sums, reported = torch.zeros(3), 0
+    for index in range(per_epoch):
+        number = epoch * per_epoch + index
+        step(order[index * batch : (index + 1) * batch], number / steps, number)
+        # The loss of the first step tells whether the state before it was good.
+        if 0 < index < per_epoch - 1 and (index + 1) % REPORT_EVERY:
+            continue
+        figures = step.read_figures()
+        sums += figures
+        means = (figures / (index + 1 - reported)).tolist()
+        reported = index + 1
+        if not -math.inf < means[0] < LARGEST_LOSS:
+            raise _DivergedError(means[0])
+        report = {"epoch": float(epoch + 1), "epochs": float(recipe.epochs)}
+        report |= dict(zip(FIGURES, means, strict=True))
+        report["images_per_second"] = (index + 1) * batch / (time.monotonic() - began)
+        yield Progress(step.stage, number + 1, steps, report)
+    state.epoch = epoch + 1
+    point = dict(zip(FIGURES, (sums / per_epoch).tolist(), strict=True))
+    state.curve.append({"epoch": epoch + 1, **point})
 
 
 def _require_fitting(data: Dataset, recipe: Recipe) -> None:
@@ -385,13 +453,3 @@ def _prepare_teacher(
     for value in teacher.state_dict().values():
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return teacher, {"teacher": digest.hexdigest()[:16]}
-
-
-def _require_convergence(loss: float, state_file: Path) -> None:
-    if -math.inf < loss < LARGEST_LOSS:
-        return
-    kept = f"the last good state is {state_file}" if state_file.exists() else "nothing was saved"
-    raise EcinnError(
-        f"training diverged: the loss became {loss:.3g}; {kept}. "
-        "Lower the learning rate or the clamp, or raise the weight decay"
-    )

@@ -43,6 +43,8 @@ class TrainingState:
     """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
     images: int = 0
     """Number of training images; 0 if it is unknown."""
+    restarts: list[dict[str, float]] = field(default_factory=list)
+    """For each divergence: its epoch and the learning rate from then on, half of that before."""
 
     @staticmethod
     def start(recipe: Recipe, device: torch.device, attributes: int = 0) -> "TrainingState":
@@ -119,11 +121,19 @@ class TrainingState:
             "epoch": self.epoch,
             "seconds": self.seconds,
             "curve": list(self.curve),
+            "restarts": list(self.restarts),
             "origin": self.origin,
             "images": self.images,
             "recipe": asdict(recipe),
         }
         return {name: value.detach().clone() for name, value in self.tensors().items()}, about
+
+    @torch.no_grad()
+    def overwrite(self, tensors: dict[str, Tensor]) -> None:
+        """Copy earlier values of all tensors into them, where a captured graph reads them."""
+        for name, value in self.tensors().items():
+            # Optimiser buffers did not exist before the first step; they start at zero.
+            value.copy_(tensors[name]) if name in tensors else value.zero_()
 
     def restore(self, path: Path, recipe: Recipe) -> None:
         """Read a stored snapshot of a run with the same inputs and settings except the epochs."""
@@ -153,6 +163,7 @@ class TrainingState:
                 parameter = parameters[weight]
                 optimiser.state[parameter][buffer] = value.to(parameter.device)
         self.epoch, self.seconds, self.curve = about["epoch"], about["seconds"], about["curve"]
+        self.restarts = about.get("restarts", [])
 
 
 def make_optimiser(

@@ -16,7 +16,7 @@ from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.flow.bijections import Chain, Convolution, Coupling
-from ecinn.pixels import Images, Labels, dequantise
+from ecinn.pixels import Images, Labels, StoredImages, dequantise
 from ecinn.training.state import TrainingState
 
 MEANS_WEIGHT = 0.02
@@ -24,6 +24,8 @@ MEANS_WEIGHT = 0.02
 COMPILED_VALUES = 900_000 * 28 * 28
 """Runs that process fewer pixel values are not compiled: compilation takes 40 seconds on an H200,
 and 900,000 images of MNIST are needed to win them back."""
+RESIDENT_SHARE = 0.25
+"""Share of the free GPU memory that images may fill; otherwise they are copied batch by batch."""
 
 
 class OptimisationStep:
@@ -38,7 +40,7 @@ class OptimisationStep:
     ) -> None:
         self.recipe, self.state, self.device = recipe, state, device
         self.batch_size = min(recipe.batch_size, len(data))
-        self.images, self.labels = data.images.to(device), data.labels.to(device)
+        self.images, self.labels = resident(data.images, device), data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
         self.attribute = data.attribute
         self.generator = torch.Generator(device)
@@ -47,6 +49,8 @@ class OptimisationStep:
         self.optimisers = [optimiser for optimiser in optimisers if optimiser is not None]
         # A captured graph has no arguments: the inputs of a step are kept in tensors.
         self.batch = torch.zeros(self.batch_size, dtype=torch.long, device=device)
+        shape = (self.batch_size, *data.images.shape[1:])
+        self.batch_images = torch.zeros(shape, dtype=torch.uint8, device=device)
         self.ema_weight = torch.zeros((), device=device)
         self.figures = torch.zeros(3, device=device)
         self.averages: list[Tensor] = list(state.average.parameters())
@@ -70,13 +74,25 @@ class OptimisationStep:
         seed = self.recipe.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
-        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
-        return order.to(self.device)
+        generator = torch.Generator().manual_seed(seed)
+        if self.recipe.balanced:
+            order = balanced_order(self.labels.cpu(), generator)
+        else:
+            order = torch.randperm(len(self.labels), generator=generator)
+        return order.to(self.images.device)
+
+    def load_batch(self, batch: Int[Tensor, " batch"]) -> None:
+        """Copy the indices and images of a batch to where the step reads them."""
+        # Images in memory are collected while a GPU still works on the last step.
+        images = self.images[batch.to(self.images.device)]
+        self.batch_images.copy_(images)
+        self.batch.copy_(batch)
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take step `number` of the run, of which the share `done` is completed."""
-        self.batch.copy_(batch)
-        self._set_learning_rate(learning_rate(self.recipe, done, self.epoch))
+        self.load_batch(batch)
+        rate = learning_rate(self.recipe, done, self.epoch) / 2 ** len(self.state.restarts)
+        self._set_learning_rate(rate)
         self.ema_weight.fill_(ema_weight(self.recipe.ema_decay, number))
         if self.graph is None:
             self._step()
@@ -101,7 +117,7 @@ class OptimisationStep:
         self._update_average(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
-        images = augment(self.images[self.batch], self.recipe.augmentation, self.generator)
+        images = augment(self.batch_images, self.recipe.augmentation, self.generator)
         x = dequantise(images, self.generator, self.recipe.noise)
         attributes, targets = self._targets(x)
         first = batch_loss(self.state.classifier, x, self.labels[self.batch], self.recipe, targets)
@@ -180,10 +196,7 @@ class OptimisationStep:
         self.graph.register_generator_state(self.generator)
         with torch.cuda.graph(self.graph):
             self._step()
-        with torch.no_grad():
-            for name, value in self.state.tensors().items():
-                # Optimiser buffers did not exist before the warm-up steps; they start at zero.
-                value.copy_(before[name]) if name in before else value.zero_()
+        self.state.overwrite(before)
         self.figures.zero_()
 
 
@@ -220,6 +233,40 @@ def batch_loss(
         error = (log_posterior.argmax(1) != labels).float().mean()
         figures = torch.stack([loss, equations.bits_per_dim(log_p, dim).mean(), error])
     return BatchLoss(loss, figures, x, z)
+
+
+def resident(images: StoredImages, device: torch.device) -> StoredImages:
+    """Return the images on the device if they fit there, else as they are.
+
+    They may be a file that is mapped into memory, so nothing else may copy all of them.
+    """
+    if device.type == "cuda" and images.device != device:
+        free, _ = torch.cuda.mem_get_info(device)
+        if images.numel() <= RESIDENT_SHARE * free:
+            return images.to(device)
+    return images
+
+
+def balanced_order(labels: Labels, generator: torch.Generator) -> Int[Tensor, " images"]:
+    """Draw as many indices as there are images, equally many of every class, in random order.
+
+    Images of a small class are repeated, all equally often up to one; those of a large class take
+    turns from epoch to epoch.
+    """
+    classes = int(labels.max()) + 1
+    # The number of images divided by the classes leaves a rest: random classes get one more.
+    quota = torch.full((classes,), len(labels) // classes)
+    quota[torch.randperm(classes, generator=generator)[: len(labels) % classes]] += 1
+    drawn = []
+    for label, count in enumerate(quota.tolist()):
+        own = (labels == label).nonzero()[:, 0]
+        rounds = [
+            own[torch.randperm(len(own), generator=generator)]
+            for _ in range(math.ceil(count / len(own)))
+        ]
+        drawn += [part[: max(0, count - i * len(own))] for i, part in enumerate(rounds)]
+    order = torch.cat(drawn)
+    return order[torch.randperm(len(order), generator=generator)]
 
 
 def learning_rate(recipe: Recipe, done: float, epoch: int) -> float:

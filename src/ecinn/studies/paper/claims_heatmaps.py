@@ -29,7 +29,7 @@ from ecinn.studies.benchmark.heatmap_measures import (
 )
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
 from ecinn.studies.benchmark.side_by_side import Pairs
-from ecinn.studies.judges import ConvolutionalNetwork, load_judges, scaled
+from ecinn.studies.judges import load_judges, scaled
 from ecinn.studies.paper.claim import Measurement, limits
 from ecinn.studies.paper.measuring import (
     GRADIENT_METHODS,
@@ -40,7 +40,7 @@ from ecinn.studies.paper.measuring import (
 )
 from ecinn.studies.paper.words import show
 from ecinn.training.evaluation import random_offsets
-from ecinn.training.networks import one_cycle, seeded, train_network
+from ecinn.training.networks import ConvolutionalNetwork, one_cycle, seeded, train_network
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}
 BETTER = {"total variation": "less", "spatial coherence": "more", "high-frequency share": "less"}

@@ -1,0 +1,201 @@
+"""`ecinn.fit`: from arrays to a model, with settings chosen for them."""
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from rich.console import Console
+from torch import Tensor
+
+from ecinn.data.dataset import Dataset
+from ecinn.errors import InputError, InterruptedRunError
+from ecinn.flow.device import resolve_device
+from ecinn.model import Model
+from ecinn.pixels import Labels, StoredImages
+from ecinn.progress import Observer, bars, ignore
+from ecinn.training.loop import train
+from ecinn.training.plan import plan_recipe
+
+MOST_CHANNELS = 3
+
+
+def fit(
+    images: Any,  # noqa: ANN401
+    labels: Any,  # noqa: ANN401
+    *,
+    class_names: Sequence[str] | None = None,
+    device: str | torch.device = "auto",
+    minutes: float | None = None,
+    random_state: int = 0,
+    validation: float = 0.1,
+    settings: Mapping[str, Any] | None = None,
+    observe: Observer | None = None,
+    progress: bool = True,
+    name: str = "own",
+) -> Model:
+    """Train a model on arrays; its settings are chosen from the images and the device.
+
+    Args:
+        images: array, tensor or list of shape (n, height, width), (n, height, width, channels)
+            or (n, channels, height, width), uint8 or floats in [0, 1].
+        labels: one per image: integers or strings.
+        class_names: names of the classes in their order; integer labels then count from 0.
+            Without them, the sorted labels are the names.
+        minutes: time for training and calibration; its speed is measured first.
+        random_state: seed of split, initial weights and training.
+        validation: share of each class that is held out to fit the temperature; 0: none.
+        settings: settings of `Recipe` or `Architecture` that replace the chosen ones.
+        observe: called with progress, instead of showing it.
+        progress: show bars, or lines where bars cannot be shown.
+
+    Returns:
+        The model; `model.checkpoint.training["plan"]` holds every setting with its reason.
+    """
+    target = resolve_device(device)
+    data = dataset_from_arrays(images, labels, class_names)
+    held_out, rest = split_classes(data.labels, validation, random_state)
+    training = _select(data, rest)
+    given = {"seed": random_state} | dict(settings or {})
+    with _shown(observe, progress=progress) as show:
+        plan = plan_recipe(
+            training, target, name=name, minutes=minutes, overrides=given, observe=show
+        )
+        with tempfile.TemporaryDirectory(prefix="ecinn-") as folder:
+            try:
+                checkpoint = train(
+                    plan.recipe,
+                    training,
+                    Path(folder) / "run",
+                    held_out=_select(data, held_out) if len(held_out) else None,
+                    device=target,
+                    observe=show,
+                )
+            except InterruptedRunError:
+                raise InterruptedRunError(
+                    "interrupted: ecinn.fit keeps nothing; ecinn.train can be resumed"
+                ) from None
+    reasons = [list(row) for row in plan.reasons]
+    return Model(replace(checkpoint, training={**checkpoint.training, "plan": reasons}), target)
+
+
+def dataset_from_arrays(
+    images: Any,  # noqa: ANN401
+    labels: Any,  # noqa: ANN401
+    class_names: Sequence[str] | None = None,
+) -> Dataset:
+    """Check images and labels of any array type and return them as a dataset."""
+    stored = _stored_images(images)
+    numbers, names = _class_numbers(labels, class_names)
+    if len(stored) != len(numbers):
+        raise InputError(f"there are {len(stored):,} images and {len(numbers):,} labels")
+    if len(names) < 2:
+        raise InputError("a classifier needs at least 2 classes: give images of another class")
+    counts = numbers.bincount(minlength=len(names))
+    rare = [name for name, count in zip(names, counts.tolist(), strict=True) if count < 2]
+    if rare:
+        raise InputError(f"give at least 2 images of every class; too few: {', '.join(rare)}")
+    return Dataset(stored, numbers, names)
+
+
+def split_classes(
+    labels: Labels, share: float, seed: int
+) -> tuple[Int[Tensor, " held_out"], Int[Tensor, " rest"]]:
+    """Draw this share of every class, at least one image and not all; return both parts sorted."""
+    if not 0 <= share <= 0.5:
+        raise InputError(f"validation is a share of the images from 0 to 0.5, not {share}")
+    generator = torch.Generator().manual_seed(seed)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        own = (labels == label).nonzero()[:, 0]
+        count = min(max(1, round(share * len(own))), len(own) - 1) if share else 0
+        held_out[own[torch.randperm(len(own), generator=generator)[:count]]] = True
+    return held_out.nonzero()[:, 0], (~held_out).nonzero()[:, 0]
+
+
+def _select(data: Dataset, indices: Int[Tensor, " images"]) -> Dataset:
+    if len(indices) == len(data):
+        return data
+    return replace(data, images=data.images[indices], labels=data.labels[indices])
+
+
+def _array(values: Any, what: str) -> np.ndarray:  # noqa: ANN401
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(f"the {what} differ in shape: give one array of equal {what}") from None
+
+
+def _stored_images(images: Any) -> StoredImages:  # noqa: ANN401
+    """Return 8-bit images, channels first."""
+    array = _array(images, "images")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] > MOST_CHANNELS:
+        array = np.moveaxis(array, 3, 1)
+    if array.ndim != 4 or array.shape[1] not in (1, 3) or not len(array):
+        raise InputError(
+            "images are of shape (n, height, width), (n, height, width, channels) or "
+            f"(n, channels, height, width) with 1 or 3 channels, not {np.shape(images)}"
+        )
+    if array.dtype.kind == "f":
+        # One image after the other, so that no second copy of all of them is made as floats.
+        stored = np.empty(array.shape, np.uint8)
+        for image, kept in zip(array, stored, strict=True):
+            if not (image.min() >= 0 and image.max() <= 1):  # also if one is not a number
+                raise InputError("float images lie in [0, 1]: divide them by their largest value")
+            np.rint(255 * image, out=kept, casting="unsafe")
+        array = stored
+    elif array.dtype != np.uint8:
+        raise InputError(f"images are uint8, or floats in [0, 1], not {array.dtype}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nothing writes to a read-only array
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _class_numbers(
+    labels: Any,  # noqa: ANN401
+    class_names: Sequence[str] | None,
+) -> tuple[Labels, tuple[str, ...]]:
+    """Return a class number for every label, and the names of the classes."""
+    array = _array(labels, "labels")
+    if array.ndim != 1 or array.dtype.kind not in "biuUO":
+        raise InputError(
+            "labels are one integer or string for each image, not an array of shape "
+            f"{array.shape} and type {array.dtype}"
+        )
+    if array.dtype.kind == "O":
+        array = array.astype(str)
+    if class_names is None:
+        values, numbers = np.unique(array, return_inverse=True)
+        return torch.from_numpy(numbers.astype(np.int64)), tuple(str(value) for value in values)
+    names = tuple(map(str, class_names))
+    if array.dtype.kind == "U":
+        unknown = sorted(set(array.tolist()) - set(names))
+        if unknown:
+            raise InputError(f"label {unknown[0]!r} is none of the class names")
+        return torch.tensor([names.index(label) for label in array.tolist()]), names
+    if len(array) and not 0 <= array.min() <= array.max() < len(names):
+        raise InputError(
+            f"{len(names)} class names need labels from 0 to {len(names) - 1}, "
+            f"not from {array.min()} to {array.max()}"
+        )
+    return torch.from_numpy(array.astype(np.int64)), names
+
+
+@contextmanager
+def _shown(observe: Observer | None, *, progress: bool) -> Iterator[Observer]:
+    """Yield the observer, or one that shows bars."""
+    if observe is not None or not progress:
+        yield observe or ignore
+        return
+    with bars(Console(stderr=True)) as show:
+        yield show
