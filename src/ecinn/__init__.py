@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ecinn.explanation.result import Certificate, Explanation
     from ecinn.flow.network import Architecture, Stage
     from ecinn.model import Model, load
+    from ecinn.training.distillation import distill
     from ecinn.training.evaluation import Evaluation, evaluate
     from ecinn.training.loop import train
 
@@ -40,6 +41,7 @@ __all__ = [
     "attribute",
     "audit",
     "class_means",
+    "distill",
     "evaluate",
     "explain",
     "load",
@@ -60,6 +62,7 @@ _HOMES = {
     "explanation.result": ("Certificate", "Explanation"),
     "flow.network": ("Architecture", "Stage"),
     "model": ("Model", "load"),
+    "training.distillation": ("distill",),
     "training.evaluation": ("Evaluation", "evaluate"),
     "training.loop": ("train",),
 }

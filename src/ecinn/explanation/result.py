@@ -168,7 +168,7 @@ class Explanation:
 
     @property
     def explained(self) -> Bool[Tensor, "batch targets"] | None:
-        """True where the classifier itself reads the stored image as requested; None: not asked."""
+        """True where the classifier reads the stored image as requested; None: not asked."""
         return None if self.verification is None else self.as_requested
 
     @property

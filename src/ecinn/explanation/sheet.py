@@ -36,7 +36,7 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
 
 
 def _reader(e: Explanation) -> str:
-    return "" if e.verification is None else f"\nread by {e.verification.classifier},\nnot by the model"
+    return "" if e.verification is None else f"\nread by {e.verification.classifier}"
 
 
 def _tie(e: Explanation) -> str:

@@ -17,10 +17,11 @@ MAX_QUERIES = 8
 """Pictures that the reader is asked about for every image and target, besides the image."""
 RESERVED = 1
 """Of these, the queries that are kept for the tipping point."""
-NEAREST_END = 0.03
+NEAREST_END = 0.1
 """Smallest share of a bracket between a new point and its ends."""
 STEPS = (0.1, 0.5)
-"""Smallest and largest step in α beyond the last point, as long as there is no bracket."""
+"""First smallest, and largest step in α beyond the last point, as long as there is no bracket;
+the smallest doubles every time."""
 TORN = math.log((0.5 + TOLERANCE) / (0.5 - TOLERANCE))
 """Largest log-odds of q against p at a tipping point: between the two, 45 to 55 %."""
 FLOOR = 1e-7
@@ -205,13 +206,14 @@ def next_alpha(
     margin_low = torch.where(alphas == low[:, None], margins, math.inf).amin(1)
     # How many of the last points lie on the side of the last one, besides itself.
     stays = (above == above[:, -1:]).flip(1).cumprod(1).sum(1) - 1
-    stale = 0.5 ** stays
+    stale = 0.5**stays
     margin_high = torch.where(above[:, -1], margin_high, stale * margin_high)
     margin_low = torch.where(above[:, -1], stale * margin_low, margin_low)
     share = (margin_low / (margin_low - margin_high)).clamp(NEAREST_END, 1 - NEAREST_END)
     between = low + share * (high - low)
     step = (margin_low * low / (margins[:, 0] - margin_low)).nan_to_num(math.inf)
-    onwards = low + torch.where(step > 0, step, math.inf).clamp(*STEPS)
+    smallest = min(STEPS[0] * 2 ** (alphas.shape[1] - 2), STEPS[1])
+    onwards = low + torch.where(step > 0, step, math.inf).clamp(smallest, STEPS[1])
     outside = torch.where(high.isinf(), onwards, high - STEPS[1])
     proposed = torch.where(high.isinf() | low.isinf(), outside, between)
     return torch.where((guess > low) & (guess < high), guess, proposed)
