@@ -66,7 +66,7 @@ class BlackBox:
         self._worker = _Worker()
 
     @property
-    def left(self) -> float:
+    def left(self) -> float | int:
         """The queries that are left of the budget."""
         return math.inf if self.budget is None else self.budget - self.queries
 

@@ -22,9 +22,8 @@ OPTIONS = (*PREPROCESSING, "classes", "output", "timeout")
 """Settings that a TOML file may hold, each of them also an option of `ecinn distill`."""
 _STORED = (*OPTIONS, "name", "file", "sha256")
 _LISTS = ("size", "mean", "std", "classes")
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "size": int, "mean": (int, float), "std": (int, float), "classes": str,
-    "scale": (int, float), "timeout": (int, float),
+_KINDS: dict[str, type] = {
+    "size": int, "mean": float, "std": float, "scale": float, "timeout": float,
 }  # fmt: skip
 
 
@@ -39,10 +38,11 @@ def read_options(path: Path, allowed: Sequence[str] = OPTIONS) -> dict[str, Any]
             raise InputError(f"{path} sets {key!r}; it may set {', '.join(allowed)}")
         items = value if key in _LISTS else [value]
         kind = _KINDS.get(key, str)
-        if not isinstance(items, list) or any(not isinstance(item, kind) for item in items):
+        fits = (int, float) if kind is float else kind
+        if not isinstance(items, list) or any(not isinstance(item, fits) for item in items):
             raise InputError(f"{path}: {key} cannot be {value!r}")
-        if key in _LISTS:
-            values[key] = tuple(items)
+        converted = tuple(kind(item) for item in items)
+        values[key] = converted if key in _LISTS else converted[0]
     return values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecinn.blackbox.preprocessing import Preprocessing
+from ecinn.blackbox.preprocessing import CHANNELS, Preprocessing
 from ecinn.errors import InputError
 
 SUFFIXES = (".onnx", ".pt2", ".pt")
@@ -67,7 +67,7 @@ class Network:
                 guess[key] = float(value) if key == "scale" else (float(value),)
             elif isinstance(value, list | tuple) and key != "scale":
                 guess[key] = tuple(float(v) for v in value)
-        if self.metadata.get("channels") in ("RGB", "BGR", "grey"):
+        if self.metadata.get("channels") in CHANNELS:
             guess["channels"] = self.metadata["channels"]
         return guess
 

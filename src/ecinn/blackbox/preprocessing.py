@@ -1,7 +1,6 @@
 """From 8-bit pictures to the input of somebody's classifier."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +10,8 @@ from torch import Tensor
 from ecinn.errors import InputError
 from ecinn.pixels import StoredImages
 
-Channels = Literal["RGB", "BGR", "grey"]
-Layout = Literal["NCHW", "NHWC"]
+CHANNELS = ("RGB", "BGR", "grey")
+LAYOUTS = ("NCHW", "NHWC")
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
 
@@ -23,9 +22,9 @@ class Preprocessing:
 
     size: tuple[int, int] | None = None
     """Height and width; None: as the pictures are."""
-    channels: Channels | None = None
+    channels: str | None = None
     """Colours and their order; None: as the pictures are, RGB or grey."""
-    layout: Layout = "NCHW"
+    layout: str = "NCHW"
     scale: float = 1 / 255
     mean: tuple[float, ...] = ()
     """One value, or one per channel in the classifier's order; empty: 0."""
@@ -36,9 +35,9 @@ class Preprocessing:
         """Check every value."""
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise InputError(f"size is a height and a width in pixels, not {self.size}")
-        if self.channels is not None and self.channels not in get_args(Channels):
+        if self.channels is not None and self.channels not in CHANNELS:
             raise InputError(f"channels are RGB, BGR or grey, not {self.channels!r}")
-        if self.layout not in get_args(Layout):
+        if self.layout not in LAYOUTS:
             raise InputError(f"layout is NCHW or NHWC, not {self.layout!r}")
         if not self.scale > 0:
             raise InputError(f"scale is above 0 (1/255 gives values in [0, 1]), not {self.scale}")
@@ -57,7 +56,7 @@ class Preprocessing:
         return (x if self.layout == "NCHW" else x.permute(0, 2, 3, 1)).contiguous()
 
 
-def _convert(x: Float[Tensor, "batch c h w"], channels: Channels | None) -> Tensor:
+def _convert(x: Float[Tensor, "batch c h w"], channels: str | None) -> Tensor:
     if channels == "grey" and x.shape[1] == 3:
         return torch.einsum("bchw,c->bhw", x, x.new_tensor(GREY))[:, None]
     if channels in ("RGB", "BGR") and x.shape[1] == 1:

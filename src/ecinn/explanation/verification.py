@@ -24,6 +24,8 @@ STEPS = (0.1, 0.5)
 the smallest doubles every time."""
 TORN = math.log((0.5 + TOLERANCE) / (0.5 - TOLERANCE))
 """Largest log-odds of q against p at a tipping point: between the two, 45 to 55 %."""
+SEEN = 0.01
+"""Smallest probability of p and q together at a tipping point."""
 FLOOR = 1e-7
 """Smallest probability of which a logarithm is taken."""
 
@@ -180,10 +182,13 @@ def tie_margin(
     p: Int[Tensor, " pairs"],
     q: Int[Tensor, " pairs"],
 ) -> Float[Tensor, "pairs points"]:
-    """log p(q) − log p(p): 0 where the reader is torn between the two."""
+    """log p(q) − log p(p): 0 where the reader is torn between the two.
+
+    Where other classes leave them less than `SEEN`, it sees neither: that is no tie.
+    """
     pair = torch.stack([p, q], 1)[:, None].expand(*answers.shape[:2], 2)
     of_p, of_q = answers.gather(2, pair).unbind(2)
-    return _log(of_q) - _log(of_p)
+    return torch.where(of_p + of_q >= SEEN, _log(of_q) - _log(of_p), math.log(FLOOR))
 
 
 def next_alpha(

@@ -1,0 +1,110 @@
+"""`ecinn distill`, then `ecinn explain` on the classifier that was distilled."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
+from ecinn.data.mnist import load_mnist
+from ecinn.flow.network import Stage
+from helpers.command_line import fails, run
+
+
+class NearestMean(nn.Module):
+    """Logits of digits: scaled negative distances to the mean digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data = load_mnist("train").first(5000)
+        x = data.images.flatten(1).float() / 255
+        means = torch.stack([x[data.labels == digit].mean(0) for digit in range(10)])
+        self.register_buffer("means", means)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -0.2 * torch.cdist(x.flatten(1), self.means).square()
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "nearest.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(NearestMean(), torch.zeros((2, 1, 28, 28))).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--size", "12x"), "--size is like"),
+        (("--mean", "half"), "--mean is like"),
+        (("--channels", "CMYK"), "RGB, BGR or grey"),
+        (("--classes", "a,b"), "are not those of the data"),
+        (("--size", "14"), "nearest.pt failed with"),
+        (("--scale", "0.5"), "no better than chance"),
+        (("--recipe", "resnet"), "no recipe"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    script: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    common = ("--data", "mnist", "--limit", 50, "--out", tmp_path / "o", "--device", "cpu")
+    if message == "no better than chance":
+        common = (*common, "--mean", "500", "--std", "1e-3")
+    code, _, stderr = run("distill", "--classifier", script, *common, *options)
+    assert code in (1, 2)
+    error = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert len(error) == 1
+    assert message in error[0]
+    assert "Traceback" not in stderr
+
+
+def test_absent_classifiers_are_refused(tmp_path: Path) -> None:
+    fails(
+        "distill", "--classifier", tmp_path / "no.onnx", "--data", "mnist", "--out", tmp_path
+    )
+
+
+@pytest.mark.slow
+def test_distill_then_explain_is_verified_on_the_classifier(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(
+        MNIST,
+        architecture=dataclasses.replace(
+            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
+        ),
+        learning_rate=1e-2,
+        batch_size=25,
+        finetuning=FineTuning(1, 1.0, 1.0, batch_size=50),
+    )
+    monkeypatch.setitem(RECIPES, "mnist", small)
+    folder = tmp_path / "student"
+    code, stdout, stderr = run(
+        "distill", "--classifier", script, "--data", "mnist", "--limit", 200, "--out", folder,
+        "--epochs", 3, "--device", "cpu", "--queries", 5000, "--json",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "labelled images" in stderr
+    report = json.loads(stdout)
+    assert report == json.loads((folder / "distillation.json").read_text())
+    assert 600 < report["queries"] <= 5000
+    assert report["agreement"]["n"] == 200
+    digit = tmp_path / "digit.png"
+    Image.fromarray(load_mnist("test").images[0][0].numpy()).save(digit)
+    where = ("--model", folder, "--out", tmp_path / "e", "--target", "3")
+    code, stdout, stderr = run("explain", digit, *where)
+    assert code == 0, stderr
+    assert "Read by nearest.pt" in stdout
+    code, stdout, stderr = run("explain", digit, *where, "--no-classifier", "--json")
+    assert code == 0, stderr
+    assert "was not asked" in stderr
+    assert "classifier" not in json.loads(stdout)
+    (folder / "classifier.pt").unlink()
+    assert "--no-classifier" in fails("explain", digit, *where)
