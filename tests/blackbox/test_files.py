@@ -34,7 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.trace(Small(), x).save(folder / "small.pt")
-        torch.export.save(torch.export.export(Small(), (x,), dynamic_shapes=batch), folder / "small.pt2")
+        torch.export.save(
+            torch.export.export(Small(), (x,), dynamic_shapes=batch), folder / "small.pt2"
+        )
         torch.export.save(torch.export.export(Small(), (x,)), folder / "fixed.pt2")
     torch.save(Small().state_dict(), folder / "weights.pt")
     (folder / "broken.pt2").write_bytes(b"no archive")
@@ -149,7 +151,7 @@ def test_a_kept_classifier_answers_alike(
             load_classifier(tmp_path, NAMES)
 
 
-@pytest.mark.parametrize("text", ["colour = 1", "size = 3", 'mean = ["a"]', "scale = [", "std = 1"])
+@pytest.mark.parametrize("text", ["colour = 1", "size = 3", 'mean = ["a"]', "scale = ["])
 def test_wrong_settings_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "settings.toml"
     path.write_text(text)

@@ -32,7 +32,9 @@ def test_colour_becomes_grey_as_in_pillow_and_grey_becomes_colour() -> None:
         pillow = np.asarray(Image.fromarray(picture.permute(1, 2, 0).numpy()).convert("L"))
         assert np.abs(row[0].numpy() - pillow).max() <= 1
     one = pictures(1)
-    assert torch.equal(Preprocessing(channels="RGB", scale=1.0)(one), one.float().repeat(1, 3, 1, 1))
+    assert torch.equal(
+        Preprocessing(channels="RGB", scale=1.0)(one), one.float().repeat(1, 3, 1, 1)
+    )
 
 
 @pytest.mark.parametrize("size", [(6, 5), (24, 30)])

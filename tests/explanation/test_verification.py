@@ -18,7 +18,6 @@ from ecinn.explanation.verification import (
     request_margin,
     tie_margin,
 )
-
 from ecinn.pixels import to_pixels, to_uint8
 
 SHAPE = (1, 4, 4)
@@ -97,7 +96,7 @@ def test_alpha_is_where_the_classifier_has_the_confidence_and_is_torn(
     wanted = math.log(confidence / (1 - confidence))
     obtained = at_zero + e.alpha[:, 0] * slope
     share = torch.sigmoid(obtained)
-    assert ((share - confidence).abs() < TOLERANCE + 0.02).all(), (obtained - wanted)
+    assert ((share - confidence).abs() < TOLERANCE + 0.02).all(), obtained - wanted
     tie = at_zero + e.alpha_0[:, 0] * slope
     assert (tie.abs() < TORN + 0.1).all()
     # The student alone is elsewhere.
@@ -110,7 +109,9 @@ def test_alpha_is_where_the_classifier_has_the_confidence_and_is_torn(
 def test_certificates_are_about_the_stored_images_and_queries_are_counted() -> None:
     student, reader, x = draw(5, classes=3)
     e = explain(student, student.mu, x, "all", confidence=0.8, reader=reader)
-    assert sum(len(images) for images in reader.asked) == len(x) + int(e.verification.queries.sum())
+    assert sum(len(images) for images in reader.asked) == len(x) + int(
+        e.verification.queries.sum()
+    )
     assert len(reader.asked) <= 1 + MAX_QUERIES  # all pairs together
     reader_again = Linear(student, reader.weight, reader.bias)
     for certificate, images in (
@@ -131,7 +132,9 @@ def test_certificates_are_about_the_stored_images_and_queries_are_counted() -> N
 
 def test_without_a_confidence_one_query_is_enough_where_the_classifier_agrees() -> None:
     student, _, x = draw(1)
-    same = Linear(student, student.tau * student.mu, -0.5 * student.tau * student.mu.square().sum(1))
+    same = Linear(
+        student, student.tau * student.mu, -0.5 * student.tau * student.mu.square().sum(1)
+    )
     e = explain(student, student.mu, x, 1, reader=same)
     alone = explain(student, student.mu, x, 1)
     assert torch.equal(e.alpha, alone.alpha)
@@ -211,7 +214,9 @@ def test_explanations_with_answers_are_stored_joined_and_cut(tmp_path: Path) -> 
     assert join([e[:1], e[1:]]) == e
     assert e[1].verification.queries.shape == (1, 2)
     torch.testing.assert_close(e.path.alphas[..., -1], e.alpha)
-    assert "linear" in json.loads((tmp_path / "explanation.json").read_text())["classifier"]["name"]
+    assert (
+        "linear" in json.loads((tmp_path / "explanation.json").read_text())["classifier"]["name"]
+    )
 
 
 def test_next_alpha_finds_the_root_of_a_line_at_once() -> None:

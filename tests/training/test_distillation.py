@@ -111,7 +111,9 @@ def test_temperature_is_fitted_to_answers(uniform) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_accuracy_chance_and_another_order_of_outputs(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
-    labels = torch.multinomial(torch.tensor([0.5, 0.3, 0.1, 0.1]), 2000, True, generator=g)
+    labels = torch.multinomial(
+        torch.tensor([0.5, 0.3, 0.1, 0.1]), 2000, replacement=True, generator=g
+    )
     wrong = torch.rand(2000, generator=g) < 0.2
     given = torch.where(wrong, torch.randint(4, (2000,), generator=g), labels)
     order = torch.randperm(4, generator=g)
@@ -160,9 +162,7 @@ def test_a_student_agrees_and_every_query_is_counted(tmp_path: Path) -> None:
     splits = Splits(data(160, 2), data(40, 3), data(40, 4))
     box = BlackBox(halves, NAMES)
     told: list[str] = []
-    result = distill_classifier(
-        box, splits, recipe(6), tmp_path, device="cpu", tell=told.append
-    )
+    result = distill_classifier(box, splits, recipe(6), tmp_path, device="cpu", tell=told.append)
     assert result.agreement.agreement.mean >= 0.9
     assert result.agreement.flipped_after.mean >= 0.9
     assert "100.0 % of 40" in told[0]

@@ -70,7 +70,8 @@ def distill(
     """Distil any classifier into a student that explains it; explanations are verified on it."""
     from dataclasses import replace
 
-    from ecinn.blackbox.files import open_classifier, read_options
+    from ecinn.blackbox.files import PREPROCESSING, open_classifier, read_options
+    from ecinn.blackbox.preprocessing import Preprocessing
     from ecinn.cli.progress import bars
     from ecinn.flow.device import resolve_device
     from ecinn.training.distillation import distill_classifier, queries_needed, student_recipe
@@ -88,6 +89,10 @@ def distill(
         "timeout": timeout,
     }
     options |= {name: value for name, value in given.items() if value is not None}
+    # Before the data are read, which may take long.
+    Preprocessing(**{name: options[name] for name in PREPROCESSING if name in options})
+    if not classifier.is_file():
+        raise InputError(f"there is no classifier {classifier}")
     splits, known, planned = _load(data, limit, celeba)
     target = resolve_device(device)
     black_box = open_classifier(
