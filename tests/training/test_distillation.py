@@ -12,9 +12,10 @@ from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
+from ecinn.progress import Progress
 from ecinn.training.agreement import classifier_accuracy, measure_agreement
 from ecinn.training.calibration import fit_tau
 from ecinn.training.distillation import (
@@ -199,6 +200,32 @@ def test_a_budget_shortens_the_path_or_is_refused(tmp_path: Path) -> None:
     )
     assert result.model.recipe.finetuning.epochs == 2
     assert result.queries <= box.budget
+
+
+def test_an_interrupted_run_resumes_with_its_plan_and_asks_nothing_twice(tmp_path: Path) -> None:
+    splits = Splits(data(64, 2), data(20, 3), data(20, 4))
+    tuning = replace(recipe().finetuning, epochs=3)
+    settings = replace(recipe(1), finetuning=tuning)
+    on_data, per_epoch = queries_needed(settings, splits)
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return halves(x)
+
+    def stop(progress: Progress) -> None:
+        if progress.task == "fine-tuning" and progress.figures["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    budget = on_data + 2 * per_epoch
+    box = BlackBox(counted, NAMES, budget=budget)
+    with pytest.raises(InterruptedRunError):
+        distill_classifier(box, splits, settings, tmp_path, device="cpu", observe=stop)
+    box = BlackBox(counted, NAMES, budget=2 * budget)
+    result = distill_classifier(box, splits, settings, tmp_path, device="cpu", resume=True)
+    assert result.model.recipe.finetuning.epochs == 2  # as planned, although there is more now
+    assert calls.count(64) == 1
+    assert result.queries == box.queries == sum(calls)
 
 
 @pytest.mark.parametrize(

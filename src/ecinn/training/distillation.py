@@ -106,7 +106,7 @@ def distill_classifier(
     """
     output_folder(folder)
     device = resolve_device(device)
-    answers = _known_answers(black_box, data, folder)
+    answers, planned = _known_answers(black_box, data, folder)
     accuracy = None
     try:
         if "validation" not in answers:
@@ -115,12 +115,16 @@ def distill_classifier(
             labels = data.validation.labels
             accuracy = classifier_accuracy(answers["validation"], labels)
             tell(_require_skill(accuracy, black_box, order_given=order_given))
-        recipe = affordable(recipe, black_box, data, answers)
+        if planned is None:
+            recipe = affordable(recipe, black_box, data, answers)
+        elif recipe.finetuning is not None:  # as planned before the interruption
+            recipe = replace(recipe, finetuning=replace(recipe.finetuning, epochs=planned))
+        planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
         for name in ("train", "test"):
             if name not in answers:
                 answers[name] = _ask(black_box, data.items()[name], observe)
         _require_all_classes(answers["train"], data.train.class_names)
-        _keep(black_box, data, answers, folder)
+        _keep(black_box, data, answers, planned, folder)
         told = replace(_relabelled(data.train, answers["train"]), attributes=None, attribute=None)
         held_out = _relabelled(data.validation, answers["validation"])
         identity = torch.frombuffer(bytearray(_digest(answers["train"])), dtype=torch.uint8)
@@ -141,7 +145,7 @@ def distill_classifier(
             student, black_box, data.test.images, answers["test"], n=REPORT_IMAGES, observe=observe
         )
     finally:
-        _keep(black_box, data, answers, folder)
+        _keep(black_box, data, answers, planned, folder)
     if source is not None:
         save_classifier(black_box, source, folder)
     result = Distilled(
@@ -192,6 +196,7 @@ def distill(
         budget=queries,
         timeout=timeout,
     )
+    black_box.queries += class_names is None  # to count the outputs
     known = labels is not None
     label = (
         torch.as_tensor(np.asarray(labels)).long() if known else torch.zeros(len(stored)).long()
@@ -383,17 +388,31 @@ def _fingerprint(black_box: BlackBox, data: Splits) -> dict[str, Any]:
     }
 
 
-def _keep(black_box: BlackBox, data: Splits, answers: dict[str, Tensor], folder: Path) -> None:
-    about = {"kind": "answers", "queries": black_box.queries, "output": black_box.output}
+def _keep(
+    black_box: BlackBox,
+    data: Splits,
+    answers: dict[str, Tensor],
+    planned: int | None,
+    folder: Path,
+) -> None:
+    about = {
+        "kind": "answers",
+        "queries": black_box.queries,
+        "output": black_box.output,
+        "finetuning_epochs": planned,
+        **_fingerprint(black_box, data),
+    }
     if answers:
-        write_tensors(folder / ANSWERS_FILE, answers, about | _fingerprint(black_box, data))
+        write_tensors(folder / ANSWERS_FILE, answers, about)
 
 
-def _known_answers(black_box: BlackBox, data: Splits, folder: Path) -> dict[str, Tensor]:
-    """Return the answers of an earlier start in this folder, and add its queries."""
+def _known_answers(
+    black_box: BlackBox, data: Splits, folder: Path
+) -> tuple[dict[str, Tensor], int | None]:
+    """Return the answers and planned epochs of an earlier start here; count its queries."""
     path = folder / ANSWERS_FILE
     if not path.is_file():
-        return {}
+        return {}, None
     tensors, about = read_tensors(path)
     expected = {"kind": "answers", **_fingerprint(black_box, data)}
     if any(about.get(name) != value for name, value in expected.items()):
@@ -403,4 +422,4 @@ def _known_answers(black_box: BlackBox, data: Splits, folder: Path) -> dict[str,
         )
     black_box.output = black_box.output or about["output"]
     black_box.queries += about["queries"]
-    return tensors
+    return tensors, about["finetuning_epochs"]
