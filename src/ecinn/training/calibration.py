@@ -36,6 +36,7 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
     held_out: Dataset | None = None,
+    *,
     answers: Float[Tensor, "held_out classes"] | None = None,
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.

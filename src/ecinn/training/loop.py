@@ -234,7 +234,7 @@ class _Run:
                 self.device,
                 record,
                 self.held_out,
-                None if self.answers is None else self.answers.held_out,
+                answers=None if self.answers is None else self.answers.held_out,
             )
             for bits in all_bits
         ]
