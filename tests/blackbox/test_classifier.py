@@ -147,3 +147,13 @@ def test_the_classifier_gets_preprocessed_pictures() -> None:
     box.predict(images(2))
     assert got[0].shape == (2, 8, 8, 3)
     torch.testing.assert_close(got[0], settings(images(2)))
+
+
+def test_a_black_box_that_is_no_longer_used_leaves_no_thread() -> None:
+    box = BlackBox(logits, NAMES)
+    box.predict(images(1))
+    thread = box._worker._thread
+    assert thread.is_alive()
+    del box
+    thread.join(5)
+    assert not thread.is_alive()

@@ -10,6 +10,7 @@ from torch import Tensor
 import ecinn
 from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
+from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
@@ -244,6 +245,11 @@ def test_classifiers_that_cannot_be_explained_are_refused(
     with pytest.raises(EcinnError, match=message):
         distill_classifier(box, splits, recipe(), tmp_path, device="cpu")
     assert box.queries <= 40  # before anything else is asked
+    # Another try with other settings may use the same folder.
+    other = BlackBox(call, NAMES, preprocessing=Preprocessing(scale=1 / 128))
+    with pytest.raises(EcinnError, match=message):
+        distill_classifier(other, splits, recipe(), tmp_path, device="cpu")
+    assert other.queries == 40
 
 
 def test_distill_takes_any_callable_and_anything_like_an_array() -> None:

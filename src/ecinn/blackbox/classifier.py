@@ -180,7 +180,8 @@ class _Worker:
     def run(self, call: Callable[[Tensor], Any], x: Tensor, timeout: float | None) -> Any:  # noqa: ANN401
         """Return call(x), or raise its exception, or `queue.Empty` when it takes too long."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, daemon=True)
+            queues = (self._tasks, self._results)
+            self._thread = threading.Thread(target=_work, args=queues, daemon=True)
             self._thread.start()
         self._tasks.put((call, x))
         result, error = self._results.get(timeout=timeout)
@@ -188,14 +189,20 @@ class _Worker:
             raise error
         return result
 
-    def _work(self) -> None:
-        while True:
-            call, x = self._tasks.get()
-            try:
-                with torch.no_grad():
-                    self._results.put((call(x), None))
-            except Exception as error:
-                self._results.put((None, error))
+    def __del__(self) -> None:
+        self._tasks.put(None)
+
+
+def _work(tasks: "queue.SimpleQueue[Any]", results: "queue.SimpleQueue[Any]") -> None:
+    """Answer tasks until None comes; keeps neither the classifier nor the pictures alive."""
+    while (task := tasks.get()) is not None:
+        call, x = task
+        try:
+            with torch.no_grad():
+                results.put((call(x), None))
+        except Exception as error:
+            results.put((None, error))
+        del task, call, x
 
 
 def _are_probabilities(rows: Float[Tensor, "batch classes"]) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox, Output
 from ecinn.blackbox.files import save_classifier
 from ecinn.blackbox.preprocessing import Preprocessing
+from ecinn.classifier.checkpoint import MODEL_FILE
 from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
 from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
@@ -33,7 +34,7 @@ from ecinn.training.agreement import (
     measure_agreement,
 )
 from ecinn.training.finetuning import BlackBoxTeacher
-from ecinn.training.loop import train
+from ecinn.training.loop import STATE_FILES, train
 from ecinn.training.state import Answers
 
 ANSWERS_FILE = "answers.safetensors"
@@ -125,15 +126,14 @@ def distill_classifier(
                 answers[name] = _ask(black_box, data.items()[name], observe)
         _require_all_classes(answers["train"], data.train.class_names)
         _keep(black_box, data, answers, planned, folder)
-        told = replace(_relabelled(data.train, answers["train"]), attributes=None, attribute=None)
-        held_out = _relabelled(data.validation, answers["validation"])
+        test = data.test if labelled else _relabelled(data.test, answers["test"])
         identity = torch.frombuffer(bytearray(_digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
-            told,
+            _relabelled(data.train, answers["train"]),
             folder,
-            held_out=replace(held_out, attributes=None, attribute=None),
-            test=replace(data.test, attributes=None, attribute=None),
+            held_out=_relabelled(data.validation, answers["validation"]),
+            test=test,
             device=device,
             resume=resume,
             teacher=BlackBoxTeacher(black_box, identity) if recipe.finetuning else None,
@@ -367,7 +367,8 @@ def _require_all_classes(answers: Tensor, names: Sequence[str]) -> None:
 
 
 def _relabelled(data: Dataset, answers: Tensor) -> Dataset:
-    return replace(data, labels=answers.argmax(1))
+    """Return the images with the classifier's predictions as labels, and nothing else to learn."""
+    return replace(data, labels=answers.argmax(1), attributes=None, attribute=None)
 
 
 def _digest(*values: Tensor) -> bytes:
@@ -416,6 +417,8 @@ def _known_answers(
     tensors, about = read_tensors(path)
     expected = {"kind": "answers", **_fingerprint(black_box, data)}
     if any(about.get(name) != value for name, value in expected.items()):
+        if not any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
+            return {}, None  # nothing was learned from them
         raise InputError(
             f"{path} holds the answers of another classifier or to other images: choose another "
             "folder"
