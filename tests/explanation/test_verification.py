@@ -200,6 +200,7 @@ def test_the_best_point_is_kept_where_the_confidence_does_not_exist() -> None:
         e = explain(student, student.mu, row[None], 1, confidence=0.9, reader=reader)
         asked = torch.cat(reader.asked[1:])
         assert len(asked) == MAX_QUERIES
+        assert int(e.corrections) == 6  # one query is kept for the tipping point
         assert not e.explained.any()
         assert float(e.convincing_certificate.answer[0, 0, 1]) == float(
             reader.predict(asked)[:, 1].max()

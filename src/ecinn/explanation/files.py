@@ -98,10 +98,8 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
 def _not_explained(e: Explanation, v: Verification, index: int, target: int) -> str:
     q = int(e.q[index, target])
     share = percent(float(e.convincing_certificate.verdict[index, target, q]))
-    return (
-        f"not explained: the best counterfactual that was found is {share} "
-        f"{e.class_names[q]} to {v.classifier} after {int(v.queries[index, target])} queries"
-    )
+    asked = int(v.queries[index, target])
+    return f"not explained: {v.classifier} gives {share} at best, after {asked} queries"
 
 
 def _image(e: Explanation, index: int) -> dict[str, Any]:
