@@ -74,7 +74,7 @@ class FineTuningStep(OptimisationStep):
             assert state.answers is not None
             batch = min(recipe.batch_size, len(data))
             # An epoch starts with images whose answers are known, so that a resumed one repeats.
-            self.known = data.images[: batch - batch // 2].to(device, copy=True)
+            self.known = data.images[: batch - batch // 2].to(device)
             self.known_answers = state.answers[: len(self.known)]
             self.asked, self.answer = self.known.clone(), self.known_answers.clone()
         super().__init__(recipe, data, state, device)
