@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ecinn.explanation.result import Certificate, Explanation
     from ecinn.flow.network import Architecture, Stage
     from ecinn.model import Model, load
+    from ecinn.training.distillation import distill
     from ecinn.training.evaluation import Evaluation, evaluate
     from ecinn.training.fitting import fit
     from ecinn.training.loop import train
@@ -41,6 +42,7 @@ __all__ = [
     "attribute",
     "audit",
     "class_means",
+    "distill",
     "evaluate",
     "explain",
     "fit",
@@ -62,6 +64,7 @@ _HOMES = {
     "explanation.result": ("Certificate", "Explanation"),
     "flow.network": ("Architecture", "Stage"),
     "model": ("Model", "load"),
+    "training.distillation": ("distill",),
     "training.evaluation": ("Evaluation", "evaluate"),
     "training.fitting": ("fit",),
     "training.loop": ("train",),

@@ -12,12 +12,15 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from ecinn.blackbox.files import FILE as CLASSIFIER_FILE
+from ecinn.blackbox.files import load_classifier
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
+from ecinn.explanation.protocol import Reader
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
@@ -49,8 +52,20 @@ class Model:
     Satisfies `InvertibleClassifier`, with arithmetic that is exact enough to invert.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: str | torch.device = "auto") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: str | torch.device = "auto",
+        reader: Reader | Path | None = None,
+    ) -> None:
+        """Put a checkpoint to use.
+
+        Args:
+            reader: the classifier that the model was distilled from, or the folder of its
+                `classifier.toml`: explanations are about it and are verified on its answers.
+        """
         self.checkpoint = checkpoint
+        self._reader = reader
         self.device = resolve_device(device)
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
@@ -95,6 +110,18 @@ class Model:
     def tau(self) -> Tensor:
         """Inverse temperature of the posterior."""
         return self.classifier.tau
+
+    @property
+    def reader(self) -> Reader | None:
+        """The classifier that explanations are about, if the model is its student."""
+        if isinstance(self._reader, Path):
+            self._reader = load_classifier(self._reader, self.class_names)
+        return self._reader
+
+    @property
+    def student(self) -> "Model":
+        """The model alone: its explanations are about itself, and nobody else is asked."""
+        return self if self._reader is None else Model(self.checkpoint, self.device)
 
     @property
     def default_confidence(self) -> Confidence:
@@ -147,7 +174,9 @@ class Model:
     ) -> Explanation:
         """Compute counterfactuals of every image for one target class, several, or all others.
 
-        Images that are already predicted as a target are skipped and reported in `skipped`.
+        Images that are already predicted as a target are skipped and reported in `skipped`. A
+        student's explanations are verified on the classifier that it was distilled from
+        (`reader`), whose predictions and answers they show.
 
         Args:
             target: a class by name or number, several, one row per image, or "all".
@@ -180,6 +209,7 @@ class Model:
                     correct=correct,
                     ood=self.ood,
                     class_names=self.class_names,
+                    reader=self.reader,
                 )
             except InputError as error:
                 if total <= BATCH_SIZE:
@@ -352,5 +382,12 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def load(name_or_path: str | Path, device: str | torch.device = "auto") -> Model:
-    """Load a shipped model by its name, or any model by its path."""
-    return Model(load_checkpoint(name_or_path), device)
+    """Load a shipped model by its name, or any model by its path.
+
+    A model that `ecinn distill` made brings the classifier that it explains (`Model.reader`).
+    """
+    checkpoint = load_checkpoint(name_or_path)
+    path = Path(name_or_path)
+    folder = path if path.is_dir() else path.parent
+    distilled = path.exists() and (folder / CLASSIFIER_FILE).is_file()
+    return Model(checkpoint, device, folder if distilled else None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ecinn.explanation.result import Confidence
 
 PANELS = {
-    "Commands": ("explain", "models", "train", "evaluate", "audit", "serve"),
+    "Commands": ("explain", "models", "train", "distill", "evaluate", "audit", "serve"),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
 }
 """Commands in the order and under the headings of `ecinn --help`."""
@@ -29,6 +29,7 @@ EXTRAS = {
     "h5py": "benchmark",
     "matplotlib": "paper",
     "multipart": "serve",
+    "onnxruntime": "onnx",
     "prometheus_client": "serve",
     "pydicom": "dicom",
     "python_multipart": "serve",

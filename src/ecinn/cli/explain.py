@@ -14,6 +14,7 @@ from ecinn.cli.app import (
     OwnSource,
     RequestedConfidence,
     app,
+    err,
     out,
     parse_confidence,
     plain,
@@ -62,6 +63,10 @@ def explain(
     check: Annotated[
         bool, typer.Option(help="Let the classifier read the stored 8-bit images.")
     ] = True,
+    classifier: Annotated[
+        bool,
+        typer.Option(help="Verify a distilled model on the classifier that it explains."),
+    ] = True,
     celeba: CelebA = None,
     source: OwnSource = None,
     device: Device = "auto",
@@ -75,6 +80,9 @@ def explain(
     if correct and not check:
         raise InputError("--correct needs the check: leave out --no-check")
     explainer = load(model, device)
+    if not classifier and explainer.student is not explainer:
+        explainer = explainer.student
+        err.print("the classifier was not asked: this explains its student only")
 
     def load_samples() -> "Dataset":
         return load_images(explainer.recipe, "test", celeba, model=model, source=source)
@@ -103,6 +111,12 @@ def explain(
         print_json(report)
     else:
         out.print(f"Counterfactuals: {plain(explanation.requested)}")
+        if explanation.verification is not None:
+            said, asked = explanation.verification.classifier, report["classifier"]
+            out.print(
+                f"Read by {plain(said)} ({asked['queries']} queries); not explained: "
+                f"{asked['not_explained']} of {asked['counterfactuals']}"
+            )
         for image in report["images"]:
             _describe(image, explanation.confidence)
     if report["failures"]:
@@ -180,23 +194,29 @@ def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
 
     predicted = image["predicted"]
     name = Path(image["source"] or f"image {image['index']}").name
-    share = percent(image["posterior"][predicted])
+    share = percent(image.get("answer", image["posterior"])[predicted])
     out.print(f"[bold]{plain(name)}[/]: {plain(predicted)} ({share})")
     for note in image["notes"]:
         out.print(f"  [dim]{plain(note)}[/]")
     for target in image["targets"]:
         convincing = target["convincing"]
-        posterior = convincing["stored_posterior"] or convincing["posterior"]
-        where = "stored image" if convincing["stored_posterior"] else "before rounding"
+        asked = "answer" in convincing
+        stored = convincing["answer"] if asked else convincing["stored_posterior"]
+        posterior = stored or convincing["posterior"]
+        where = "stored image" if stored else "before rounding"
         winner = convincing["winner"]
         if confidence == "alpha_1":
             verdict = f"{winner} {percent(posterior[winner])} ({where})"
         else:
             obtained = percent(posterior[target["target"]])
             verdict = f"{obtained}, requested {100 * confidence:g} % ({where})"
-        if not target["as_requested"] and target["reachable"] and not target["corrections"]:
+        if asked:
+            said = "" if target["explained"] else "not explained; "
+            own = percent(convincing["stored_posterior"][target["target"]])
+            verdict = f"{said}{verdict}; student {own}; {target['queries']} queries"
+        elif not target["as_requested"] and target["reachable"] and not target["corrections"]:
             verdict += "; try --correct"
-        if target["corrections"]:
+        if target["corrections"] and not asked:
             verdict += f"; alpha corrected {target['corrections']} times"
         colour = "green" if target["as_requested"] else "yellow"
         out.print(f"  to {plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")

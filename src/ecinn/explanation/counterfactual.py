@@ -13,10 +13,18 @@ from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.errors import InputError
 from ecinn.explanation.correction import Ends, Line, PerPair, correct_alpha, shortfall
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
-from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.protocol import InvertibleClassifier, Reader
 from ecinn.explanation.reading import Reading, stored_posterior
-from ecinn.explanation.result import ALPHA_1, Certificate, Confidence, Explanation, Skipped
-from ecinn.pixels import Images, clamped_share
+from ecinn.explanation.result import (
+    ALPHA_1,
+    Certificate,
+    Confidence,
+    Explanation,
+    Skipped,
+    Verification,
+)
+from ecinn.explanation.verification import verify
+from ecinn.pixels import Images, clamped_share, to_uint8
 
 MAX_STEPS = 1000
 MAX_PICTURES = 20_000
@@ -142,6 +150,7 @@ def explain(
     correct: bool = False,
     ood: OODDetector | None = None,
     class_names: Sequence[str] | None = None,
+    reader: Reader | None = None,
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
 
@@ -154,6 +163,8 @@ def explain(
         check: encode the stored 8-bit images once more, so that certificates are about them.
         correct: correct α where a stored image is not classified as requested; implies `check`.
         ood: flags images that are out of distribution.
+        reader: the classifier to explain, if `classifier` is its student: p is what the reader
+            says, and α is corrected until it reads the stored images as requested.
     """
     confidence = checked_confidence(confidence)
     wanted = None if confidence == ALPHA_1 else confidence
@@ -162,6 +173,9 @@ def explain(
     names = tuple(class_names or (str(label) for label in range(classes)))
     z, log_det = classifier.encode_with_log_det(x)
     predicted = equations.predicted_class(z, mu)
+    if reader is not None:
+        read = reader.predict(to_uint8(x)).to(z)
+        predicted = read.argmax(1)
     q = given_targets(target, predicted, classes)
     explained, skipped = _skip_predicted(q, predicted, names)
     x, z, log_det, p, q = (each[explained] for each in (x, z, log_det, predicted, q))
@@ -176,22 +190,29 @@ def explain(
     alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
     if wanted is not None:
         alpha, reachable = equations.confident_alpha(z_line, delta, mu, tau, q, wanted)
-    steps = _steps(path, alpha)
     line = Line(z_line, delta, q)
-    every_alpha = torch.cat([alpha_0[..., None], alpha[..., None], steps], -1)
-    decoded, points = _decode(classifier, z, line, every_alpha, check=check)
-
-    tipping, (end_image, end_reading) = points.at(0), points.at(1)
-    end = Ends(
-        end_reading.posterior,
-        end_reading.stored_posterior,
-        alpha=alpha,
-        image=end_image,
-        corrections=torch.zeros_like(q),
-    )
-    points = points.at(slice(2, None))
-    passes = 3 if check else 2
-    if correct:
+    verified = None
+    if reader is not None:
+        verified = verify(classifier, line, read[explained], alpha_0, alpha, reader, wanted)
+        alpha_0, alpha = verified.tipping.alpha, verified.convincing.alpha
+    steps = _steps(path, alpha)
+    ends = [] if verified else [alpha_0[..., None], alpha[..., None]]
+    decoded, points = _decode(classifier, z, line, torch.cat([*ends, steps], -1), check=check)
+    passes = 3 if check or verified else 2
+    if verified:
+        # These are the images that were asked about: decoded again, they might differ in a bit.
+        end, tipping = verified.convincing, _Points(verified.tipping.image, verified.tipping)
+    else:
+        tipping, (end_image, end_reading) = points.at(0), points.at(1)
+        end = Ends(
+            end_reading.posterior,
+            end_reading.stored_posterior,
+            alpha=alpha,
+            image=end_image,
+            corrections=torch.zeros_like(q),
+        )
+        points = points.at(slice(2, None))
+    if correct and not verified:
         end = correct_alpha(classifier, line, end, wanted, reachable)
         if isinstance(path, int) and bool(end.corrections.any()):
             # The path ends elsewhere now.
@@ -199,6 +220,9 @@ def explain(
             _, points = _decode(classifier, z[:0], line, steps, check=True)
             passes += 2
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
+    answers = (None, None) if verified is None else (verified.tipping_answer, verified.answer)
+    tipping_certificate = _certificate(tipping.image, tipping.reading, q, answers[0])
+    convincing_certificate = _certificate(end.image, end, q, answers[1])
     return Explanation(
         x=x,
         p=p,
@@ -209,21 +233,26 @@ def explain(
         alpha=end.alpha,
         tipping_point=tipping.image,
         convincing=end.image,
-        tipping_certificate=_certificate(tipping.image, tipping.reading, q),
-        convincing_certificate=_certificate(end.image, end, q),
+        tipping_certificate=tipping_certificate,
+        convincing_certificate=convincing_certificate,
         path=None if path is None else _as_path(points, steps, p, q, names),
-        third_class=_third_class(tipping.reading.posterior, from_class, q),
+        third_class=_third_class(
+            tipping.reading.posterior if answers[0] is None else answers[0], from_class, q
+        ),
         round_trip_error=(decoded - x).abs().flatten(1).amax(1),
         log_p=log_p,
         out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
-        as_requested=shortfall(end.verdict, q, wanted) == 0,
+        as_requested=shortfall(convincing_certificate.verdict, q, wanted) == 0,
         corrections=end.corrections,
         passes=passes,
         class_names=names,
         indices=explained,
         skipped=skipped,
+        verification=None
+        if verified is None or reader is None
+        else Verification(reader.name, read[explained], verified.uncorrected, verified.queries),
     )
 
 
@@ -306,14 +335,22 @@ def _decode(
     decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
     x_hat = decoded[len(z) :]
     posterior = equations.log_posterior(z_hat, classifier.mu, classifier.tau).exp()
-    stored = stored_posterior(classifier, x_hat).reshape(posterior.shape) if check else None
+    stored = None
+    if check and len(x_hat):
+        stored = stored_posterior(classifier, x_hat).reshape(posterior.shape)
     image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
     return decoded[: len(z)], _Points(image, Reading(posterior, stored))
 
 
-def _certificate(image: Tensor, reading: Reading, q: Int[Tensor, "batch targets"]) -> Certificate:
+def _certificate(
+    image: Tensor, reading: Reading, q: Int[Tensor, "batch targets"], answer: Tensor | None
+) -> Certificate:
     return Certificate(
-        reading.posterior, reading.stored_posterior, clamped=clamped_share(image), q=q
+        reading.posterior,
+        reading.stored_posterior,
+        clamped=clamped_share(image),
+        q=q,
+        answer=answer,
     )
 
 

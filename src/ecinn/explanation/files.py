@@ -23,7 +23,7 @@ from ecinn.drawing.pictures import (
 from ecinn.errors import InputError
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.reading import Reading
-from ecinn.explanation.result import Certificate, Explanation, Skipped
+from ecinn.explanation.result import Certificate, Explanation, Skipped, Verification
 from ecinn.files import atomic_write, output_folder
 
 VERSION = 1
@@ -31,23 +31,38 @@ VERSION = 1
 TENSORS = "explanation.safetensors"
 JSON = "explanation.json"
 KIND = "explanation"
-_READINGS: dict[str, type[Certificate | CounterfactualPath]] = {
+_READINGS: dict[str, type[Certificate | CounterfactualPath | Verification]] = {
     "tipping_certificate": Certificate,
     "convincing_certificate": Certificate,
     "path": CounterfactualPath,
+    "verification": Verification,
 }
 
 
 def to_dict(e: Explanation) -> dict[str, Any]:
-    """Every number of an explanation as plain Python values."""
+    """Every number of an explanation as plain Python values.
+
+    What another classifier was asked stands beside what the model says, if it was asked.
+    """
+    asked = {} if e.verification is None else {"classifier": _asked(e, e.verification)}
     return {
         "version": VERSION,
         "model": e.model,
+        **asked,
         "confidence": e.confidence,
         "requested": e.requested,
         "passes": e.passes,
         "images": [_image(e, index) for index in range(len(e))],
         "failures": [dataclasses.asdict(skipped) for skipped in e.skipped],
+    }
+
+
+def _asked(e: Explanation, verification: Verification) -> dict[str, Any]:
+    return {
+        "name": verification.classifier,
+        "queries": len(e) + int(verification.queries.sum()),
+        "counterfactuals": e.q.numel(),
+        "not_explained": int((~e.as_requested).sum()),
     }
 
 
@@ -57,9 +72,18 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
     if e.reasons(index):
         why = ", ".join(IN_WORDS[reason] for reason in e.reasons(index))
         said.append(f"out of distribution: {why}")
+    student = int(e.posterior[index].argmax())
+    if e.verification is not None and student != int(e.p[index]):
+        said.append(
+            f"the student reads {e.class_names[student]}, {e.verification.classifier} reads "
+            f"{e.class_names[int(e.p[index])]}: the explanation starts from the latter"
+        )
     for target, q in enumerate(e.q[index].tolist()):
         name = e.class_names[q]
-        if not bool(e.reachable[index, target]):
+        if e.verification is not None:
+            if not bool(e.as_requested[index, target]):
+                said.append(f"to {name}: {_not_explained(e, e.verification, index, target)}")
+        elif not bool(e.reachable[index, target]):
             highest = float(e.convincing_certificate.posterior[index, target, q])
             said.append(f"to {name}: {percent(highest)} is the highest reachable confidence")
         elif not bool(e.as_requested[index, target]):
@@ -71,6 +95,13 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _not_explained(e: Explanation, v: Verification, index: int, target: int) -> str:
+    q = int(e.q[index, target])
+    share = percent(float(e.convincing_certificate.verdict[index, target, q]))
+    asked = int(v.queries[index, target])
+    return f"not explained: {v.classifier} gives {share} at best, after {asked} queries"
+
+
 def _image(e: Explanation, index: int) -> dict[str, Any]:
     return {
         "index": int(e.indices[index]),
@@ -78,6 +109,7 @@ def _image(e: Explanation, index: int) -> dict[str, Any]:
         "notes": list(notes(e, index)),
         "predicted": e.class_names[int(e.p[index])],
         "posterior": _posterior(e, e.posterior[index]),
+        **({} if e.verification is None else {"answer": _posterior(e, e.reading[index])}),
         "log_p": float(e.log_p[index]),
         "typical": None if e.typical is None else bool(e.typical[index]),
         "out_of_distribution": list(e.reasons(index)),
@@ -91,6 +123,13 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
     reachable = bool(e.reachable[index, target])
     highest = float(e.convincing_certificate.posterior[index, target, q])
     third = int(e.third_class[index, target])
+    corrections = int(e.corrections[index, target])
+    # Every query decodes once more; every correction without a classifier also encodes.
+    passes, asked = e.passes + 2 * corrections, {}
+    if e.verification is not None:
+        queries = int(e.verification.queries[index, target])
+        passes = e.passes + queries
+        asked = {"explained": bool(e.as_requested[index, target]), "queries": queries}
     return {
         "target": e.class_names[q],
         "alpha_0": float(e.alpha_0[index, target]),
@@ -99,8 +138,9 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
         "reachable": reachable,
         "highest": None if reachable else highest,
         "as_requested": bool(e.as_requested[index, target]),
-        "corrections": int(e.corrections[index, target]),
-        "passes": e.passes + 2 * int(e.corrections[index, target]),
+        **asked,
+        "corrections": corrections,
+        "passes": passes,
         "third_class": None if third < 0 else e.class_names[third],
         "tipping_point": _certificate(e, e.tipping_certificate, index, target),
         "convincing": _certificate(e, e.convincing_certificate, index, target),
@@ -111,10 +151,11 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
 def _certificate(
     e: Explanation, certificate: Certificate, index: int, target: int
 ) -> dict[str, Any]:
-    stored = certificate.stored_posterior
+    stored, answer = certificate.stored_posterior, certificate.answer
     return {
         "posterior": _posterior(e, certificate.posterior[index, target]),
         "stored_posterior": None if stored is None else _posterior(e, stored[index, target]),
+        **({} if answer is None else {"answer": _posterior(e, answer[index, target])}),
         "winner": e.class_names[int(certificate.winner[index, target])],
         "reached": bool(certificate.reached[index, target]),
         "clamped": float(certificate.clamped[index, target]),
@@ -214,7 +255,7 @@ def _flat_fields(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # 
     """List all fields by name; those of a certificate or path as "name.field"."""
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
-        if isinstance(item, Reading):
+        if isinstance(item, Reading | Verification):
             yield from _flat_fields(item, f"{field.name}.")
         else:
             yield f"{prefix}{field.name}", item

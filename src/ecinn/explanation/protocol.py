@@ -1,4 +1,4 @@
-"""The protocol that ECINN requires of a network, so that it can be tested on a rotation."""
+"""The protocols that ECINN requires of a network, so that it can be tested on a rotation."""
 
 from typing import Protocol, runtime_checkable
 
@@ -22,3 +22,15 @@ class InvertibleClassifier(Protocol):
 
     def decode(self, z: Tensor) -> Tensor:
         """x = f⁻¹(z)."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Another classifier that reads stored images: explanations are verified on its answers."""
+
+    @property
+    def name(self) -> str:
+        """What certificates call it."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Probabilities, "batch classes", of 8-bit images, "batch channels height width"."""

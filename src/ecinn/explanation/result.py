@@ -54,6 +54,14 @@ class Certificate(Reading):
     clamped: PerPair
     """Share of pixels outside [0, 1], which were clamped to store the image."""
     q: Int[Tensor, "batch targets"]
+    answer: Float[Tensor, "batch targets classes"] | None = None
+    """Probabilities of the stored image by the classifier that the model is a student of; None if
+    there is none, or if it was not asked."""
+
+    @property
+    def verdict(self) -> Float[Tensor, "batch targets classes"]:
+        """The classifier's answer if it was asked, else the model's own verdict."""
+        return super().verdict if self.answer is None else self.answer
 
     @property
     def winner(self) -> Int[Tensor, "batch targets"]:
@@ -64,6 +72,23 @@ class Certificate(Reading):
     def reached(self) -> Bool[Tensor, "batch targets"]:
         """True where q is the predicted class."""
         return self.winner == self.q
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the explained classifier was asked and answered; the model is its student.
+
+    Its answers on tipping points and counterfactuals are in their certificates.
+    """
+
+    classifier: str
+    """Its name."""
+    posterior: Float[Tensor, "batch classes"]
+    """Its probabilities of the input; p is the largest."""
+    uncorrected: Float[Tensor, "batch targets classes"]
+    """Its probabilities of the counterfactual at the student's α, before any correction."""
+    queries: Int[Tensor, "batch targets"]
+    """Pictures that it was asked about, besides the input."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,19 @@ class Explanation:
     """The full path of each image that came from a file; empty if none did."""
     remarks: tuple[tuple[str, ...], ...] = ()
     """Changes made to each image to read it, such as inverting or resizing; empty if none."""
+    verification: Verification | None = None
+    """The answers of the classifier that the model is a student of, if it was asked. Then p,
+    verdicts, α₀ and `as_requested` are about that classifier, and not about the student."""
+
+    @property
+    def reading(self) -> Float[Tensor, "batch classes"]:
+        """Probabilities of the input, by the classifier if it was asked, else by the model."""
+        return self.posterior if self.verification is None else self.verification.posterior
+
+    @property
+    def explained(self) -> Bool[Tensor, "batch targets"] | None:
+        """True where the classifier reads the stored image as requested; None: not asked."""
+        return None if self.verification is None else self.as_requested
 
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:
@@ -249,7 +287,7 @@ class Explanation:
                 ends.append(f"{names[q]} ({pictures.percent(share)})")
             source = Path(self.sources[index] or "").name if self.sources else ""
             head = f"  {source or int(self.indices[index])}: {names[p]}"
-            sure = pictures.percent(float(self.posterior[index, p]))
+            sure = pictures.percent(float(self.reading[index, p]))
             lines.append(f"{head} ({sure}) → {', '.join(ends)}")
         lines += [f"  {skipped.index}: skipped, {skipped.reason}" for skipped in self.skipped]
         return "\n".join(lines)
@@ -289,7 +327,7 @@ def _rows(value: Any, rows: list[int]) -> Any:  # noqa: ANN401
     """Select rows of every tensor inside."""
     if isinstance(value, Tensor):
         return value[rows]
-    if isinstance(value, Reading):
+    if isinstance(value, Reading | Verification):
         return dataclasses.replace(value, **_map_fields(value, lambda v: _rows(v, rows)))
     return value
 
@@ -298,14 +336,14 @@ def _concatenate(values: list[Any]) -> Any:  # noqa: ANN401
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(values)
-    if isinstance(first, Reading):
+    if isinstance(first, Reading | Verification):
         names = [field.name for field in dataclasses.fields(first)]
         parts = {name: _concatenate([getattr(v, name) for v in values]) for name in names}
         return dataclasses.replace(first, **parts)
     return first
 
 
-def _map_fields(value: Reading, function: Any) -> Mapping[str, Any]:  # noqa: ANN401
+def _map_fields(value: Reading | Verification, function: Any) -> Mapping[str, Any]:  # noqa: ANN401
     return {f.name: function(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
@@ -313,6 +351,6 @@ def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401
     """Compare tensors by value, dataclasses field by field."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
-    if isinstance(a, Reading | Explanation) and type(a) is type(b):
+    if isinstance(a, Reading | Verification | Explanation) and type(a) is type(b):
         return all(_equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     return type(a) is type(b) and bool(a == b)

@@ -20,8 +20,8 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
         title=f"Why is this “{name}”, and not {target}?",
         caution=f"Caution: this image is out of distribution ({reasons})." if reasons else "",
         names=(
-            ("input", f"{name}  {percent(float(e.posterior[row, p]))}"),
-            ("tipping point", f"“{name}” and the target\ntie before rounding"),
+            ("input", f"{name}  {percent(float(e.reading[row, p]))}{_reader(e)}"),
+            ("tipping point", f"“{name}” and the target\n{_tie(e)}"),
             (
                 "as requested" if by_user else "convincing",
                 drawn_request(e.requested, break_line=True),
@@ -33,6 +33,14 @@ def explanation_sheet(e: Explanation, row: int) -> Grid:
             ),
         ),
     )
+
+
+def _reader(e: Explanation) -> str:
+    return "" if e.verification is None else f"\nread by {e.verification.classifier}"
+
+
+def _tie(e: Explanation) -> str:
+    return "tie before rounding" if e.verification is None else "tie for the classifier"
 
 
 def drawn_request(words: str, *, break_line: bool = False) -> str:
@@ -63,6 +71,9 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
     if e.confidence != ALPHA_1:
         shown, missed = q, not bool(e.as_requested[row, column])
     share = float(e.convincing_certificate.verdict[row, column, shown])
+    caption = f"{names[shown]}  {percent(share)}"
+    if e.verification is not None and not bool(e.as_requested[row, column]):
+        caption, missed = f"not explained: {caption}", True
     heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))
     return (
         Panel(pictures.image_array(to_uint8(e.x[row])), f"to {names[q]}"),
@@ -72,7 +83,7 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
         ),
         Panel(
             pictures.image_array(e.stored_convincing[row, column]),
-            f"{names[shown]}  {percent(share)}",
+            caption,
             missed,
         ),
         Panel(heatmap, alphas),

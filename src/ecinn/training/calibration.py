@@ -47,10 +47,13 @@ def calibrate(
     training: Mapping[str, object],
     held_out: Dataset | None = None,
     folder: Path | None = None,
+    *,
+    answers: Float[Tensor, "held_out classes"] | None = None,
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
-    Tied class means become μ̄; their temperature is fitted on held-out images, if there are any.
+    Tied class means become μ̄; their temperature is fitted on held-out images, if there are any,
+    to their labels or to the answers of another classifier.
 
     Args:
         folder: for a temporary file of the latents, if they are many; None: the system's.
@@ -71,8 +74,9 @@ def calibrate(
         if held_out is not None:
             z_held_out, _ = _encode(classifier, held_out.images, device, folder)
             where = z_held_out.device
-            tau = fit_tau(z_held_out, held_out.labels.to(where), classifier.mu.to(where))
-            classifier.tau.fill_(tau)
+            given = None if answers is None else answers.to(where)
+            labels, mu = held_out.labels.to(where), classifier.mu.to(where)
+            classifier.tau.fill_(fit_tau(z_held_out, labels, mu, given))
     densities = zip(parts(), log_det.split(PART), strict=True)
     log_p = torch.cat(
         [
@@ -158,16 +162,22 @@ def label_means(
 
 
 def fit_tau(
-    z: Float[Tensor, "batch dim"], labels: Labels, mu: Float[Tensor, "classes dim"]
+    z: Float[Tensor, "batch dim"],
+    labels: Labels,
+    mu: Float[Tensor, "classes dim"],
+    answers: Float[Tensor, "batch classes"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the inverse temperature τ that minimises the cross-entropy on held-out images.
 
     Targets are smoothed by 1/(n + 2), as in Platt scaling: n correct predictions do not justify
-    certainty. The cross-entropy is convex in τ, so its slope is zero at one place.
+    certainty. The cross-entropy is convex in τ, so its slope is zero at one place. Answers of
+    another classifier, which are class probabilities, replace the labels.
     """
     logits = equations.linear_logits(z, mu).double()
     logits = logits - logits.mean(1, keepdim=True)
     own = logits.gather(1, labels[:, None])[:, 0]
+    if answers is not None:
+        own = (answers.to(logits) * logits).sum(1)
     # Mean logit under the smoothed targets: the logits of a row add up to zero.
     expected = (1 - len(mu) / (len(mu) - 1) / (len(z) + 2)) * own
 

@@ -67,6 +67,7 @@ def evaluate(
     observe: Observer = ignore,
 ) -> Evaluation:
     """Measure a model on clean 8-bit images; the seed draws targets and dequantisation noise."""
+    model = model.student
     report = counter(observe, f"{model.recipe.name}: evaluating", len(data))
     generator = torch.Generator(model.device).manual_seed(seed)
     noise, architecture = model.recipe.noise, model.classifier.architecture

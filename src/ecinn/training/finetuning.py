@@ -4,12 +4,15 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from ecinn import equations
+from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
-from ecinn.pixels import Images, Labels, to_pixels, to_uint8
+from ecinn.data.dataset import Dataset
+from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
+from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
 
 HIGHEST_CONFIDENCE = 0.99
@@ -28,6 +31,26 @@ def second_stage(recipe: Recipe) -> Recipe:
     )
 
 
+class BlackBoxTeacher(nn.Module):
+    """A classifier that is only asked, as a teacher: log-probabilities of pixels.
+
+    `FineTuningStep` uses its answers one step later, so that the step itself never waits for it
+    and can be captured as a CUDA graph.
+    """
+
+    identity: Tensor
+
+    def __init__(self, black_box: BlackBox, identity: Tensor) -> None:
+        """Take any tensor that identifies the classifier, such as its answers on the data."""
+        super().__init__()
+        self.black_box = black_box
+        self.register_buffer("identity", identity)
+
+    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
+        """Return log-probabilities of the 8-bit images that these pixels are."""
+        return self.black_box.predict(to_uint8(x)).to(x).clamp(min=1e-9).log()
+
+
 class FineTuningStep(OptimisationStep):
     """A step of the first stage, which also learns from counterfactuals of its batch.
 
@@ -37,10 +60,37 @@ class FineTuningStep(OptimisationStep):
     what a teacher says. To the loss these are pictures like any others: no gradient passes
     through the decoder or the teacher, which is only asked. As the network is invertible,
     a classifier that agrees with the teacher on the path decodes to pictures that convince it.
+    A black box is asked after each step, and its answers are learned in the next one.
     """
 
     stage = "fine-tuning"
     inverts = True
+
+    def __init__(
+        self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
+    ) -> None:
+        self.late = isinstance(state.teacher, BlackBoxTeacher)
+        if self.late:
+            assert state.answers is not None
+            batch = min(recipe.batch_size, len(data))
+            # An epoch starts with images whose answers are known, so that a resumed one repeats.
+            self.known = data.images[: batch - batch // 2].to(device)
+            self.known_answers = state.answers[: len(self.known)]
+            self.asked, self.answer = self.known.clone(), self.known_answers.clone()
+        super().__init__(recipe, data, state, device)
+
+    def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
+        """Seed the random generators and return the order of the images."""
+        if self.late:
+            self.asked.copy_(self.known)
+            self.answer.copy_(self.known_answers)
+        return super().begin_epoch(epoch)
+
+    def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
+        """Take a step; then ask a black box about the counterfactuals that it made."""
+        super().__call__(batch, done, number)
+        if self.late:
+            self.answer.copy_(self._ask_teacher(to_pixels(self.asked)))
 
     @property
     def settings(self) -> FineTuning:
@@ -61,8 +111,8 @@ class FineTuningStep(OptimisationStep):
         z_hat = self._counterfactual_latents(z, p, self._other_class(p))
         half = len(p) // 2
         with torch.no_grad():
-            asked = to_pixels(to_uint8(classifier.decode(z_hat[half:])))
-            answer = self._ask_teacher(asked)
+            made = to_uint8(classifier.decode(z_hat[half:]))
+            asked, answer = self._answered(made)
             requested = equations.log_posterior(z_hat[:half], classifier.mu, classifier.tau)
         stored = straight_through_8_bit(classifier.decode(z_hat[:half]))
         z_stored, _ = classifier.encode_with_log_det(torch.cat([stored, asked]))
@@ -95,6 +145,14 @@ class FineTuningStep(OptimisationStep):
         convincing = torch.arange(len(p), device=self.device) % 2 == 0
         alpha = torch.where(convincing, equations.convincing_alpha(alpha_0), confident)
         return equations.corrected_latent(z, alpha, delta)
+
+    def _answered(self, made: StoredImages) -> tuple[Images, Float[Tensor, "batch classes"]]:
+        """Return images and the teacher's answers: these, or those that a black box has read."""
+        if not self.late:
+            return to_pixels(made), self._ask_teacher(to_pixels(made))
+        asked, answer = to_pixels(self.asked), self.answer.clone()
+        self.asked.copy_(made)
+        return asked, answer
 
     def _ask_teacher(self, x: Images) -> Float[Tensor, "batch classes"]:
         """Return the teacher's probability of every class."""

@@ -26,7 +26,7 @@ from ecinn.training.calibration import calibrate
 from ecinn.training.evaluation import with_metrics
 from ecinn.training.finetuning import FineTuningStep, second_stage
 from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
-from ecinn.training.state import TrainingState, as_json
+from ecinn.training.state import Answers, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
 from ecinn.training.teacher import load_teacher, targets_hash, train_teacher
 
@@ -57,6 +57,7 @@ def train(
     init_from: Checkpoint | str | Path | None = None,
     refine_from: Checkpoint | str | Path | None = None,
     teacher: nn.Module | str | Path | None = None,
+    answers: Answers | None = None,
     observe: Observer = ignore,
     save_every: float = 30.0,
 ) -> Checkpoint:
@@ -74,6 +75,8 @@ def train(
         refine_from: model to fine-tune; the first stage is skipped.
         teacher: network that returns the logits of all attributes of images, or of all classes,
             or the file of a teacher; if the recipe needs one and none is given, it is trained.
+        answers: class probabilities from another classifier, which replace the labels in the loss
+            and in the fit of the temperature.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -125,7 +128,9 @@ def train(
             started = _prerequisite(
                 prerequisite, data, held_out, folder, device, teacher, origin, observe
             )
-        run = _Run(data, held_out, folder, device, resume, observe, save_every, teacher, origin)
+        run = _Run(
+            data, held_out, folder, device, resume, observe, save_every, teacher, origin, answers
+        )
         models = run.train(recipe, started, refined)
         if test is not None:
             models[0] = with_metrics(models[0], test, device, observe)
@@ -155,6 +160,7 @@ class _Run:
     teacher: nn.Module | None
     origin: dict[str, str]
     """Identifies the teacher, if there is one."""
+    answers: Answers | None = None
 
     def train(
         self, recipe: Recipe, init_from: Checkpoint | None, refine_from: Checkpoint | None
@@ -212,6 +218,7 @@ class _Run:
             if self.resume and state_file.exists():
                 state.restore(state_file, stage)
             state.teacher = self.teacher
+            state.answers = None if self.answers is None else self.answers.train.to(self.device)
             step = step_class(stage, self.data, state, self.device)
             self._run_epochs(stage, state, step, state_file)
         seen = state.epoch * (len(self.data) // step.batch_size) * step.batch_size
@@ -234,6 +241,7 @@ class _Run:
                 record,
                 self.held_out,
                 self.folder,
+                answers=None if self.answers is None else self.answers.held_out,
             )
             for bits in all_bits
         ]

@@ -1,0 +1,185 @@
+"""`ecinn distill`: a student that explains somebody's classifier."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ecinn.cli.app import Device, Json, app, err, out, plain, print_json
+from ecinn.cli.progress import CelebA
+from ecinn.errors import InputError
+
+if TYPE_CHECKING:
+    from ecinn.training.distillation import Splits
+
+
+@app.command()
+def distill(
+    classifier: Annotated[
+        Path, typer.Option(help="The classifier: .onnx, torch.export's .pt2 or TorchScript's .pt.")
+    ],
+    data: Annotated[str, typer.Option(help="A folder or file of pictures, or a dataset's name.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the student.")],
+    queries: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most pictures that the classifier may be asked about."),
+    ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with the settings below, instead of options."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Input of the classifier: 224, or 192x256 (height, width).")
+    ] = None,
+    channels: Annotated[str | None, typer.Option(help="RGB, BGR or grey.")] = None,
+    layout: Annotated[str | None, typer.Option(help="NCHW or NHWC.")] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Factor of 8-bit values; default 1/255.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Subtracted after scaling; one value, or one per channel.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Divides after that; one value, or one per channel.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Class names in the order of the outputs: cat,dog.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="logits or probabilities; recognised by default.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds that a batch may take; default 60.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Settings of the student; planned for the data by default.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
+    finetune_epochs: Annotated[
+        int | None, typer.Option(min=0, help="Epochs on the path; 0 skips it.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=10, help="Use only the first images of every split.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    celeba: CelebA = None,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Distil any classifier into a student that explains it; explanations are verified on it."""
+    from dataclasses import replace
+
+    from ecinn.blackbox.files import PREPROCESSING, open_classifier, read_options
+    from ecinn.blackbox.preprocessing import Preprocessing
+    from ecinn.cli.progress import bars
+    from ecinn.flow.device import resolve_device
+    from ecinn.training.distillation import distill_classifier, queries_needed, student_recipe
+
+    options = {} if settings is None else read_options(settings)
+    given: dict[str, Any] = {
+        "size": _size(size),
+        "channels": channels,
+        "layout": layout,
+        "scale": scale,
+        "mean": _numbers("--mean", mean),
+        "std": _numbers("--std", std),
+        "classes": None if classes is None else tuple(classes.split(",")),
+        "output": output,
+        "timeout": timeout,
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
+    # Before the data are read, which may take long.
+    Preprocessing(**{name: options[name] for name in PREPROCESSING if name in options})
+    if not classifier.is_file():
+        raise InputError(f"there is no classifier {classifier}")
+    splits, known, planned = _load(data, limit, celeba)
+    target = resolve_device(device)
+    black_box = open_classifier(
+        classifier, splits.train.class_names, options, budget=queries, device=target
+    )
+    with bars() as observe:
+        chosen = student_recipe(
+            splits.train,
+            target,
+            recipe=recipe or known,
+            minutes=minutes,
+            observe=observe,
+            **planned,
+        )
+        chosen = replace(chosen, epochs=epochs or chosen.epochs)
+        if finetune_epochs is not None:
+            tuning = replace(chosen.finetuning, epochs=finetune_epochs)  # type: ignore[type-var]
+            chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
+        on_data, per_epoch = queries_needed(chosen, splits)
+        path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
+        err.print(
+            f"{plain(black_box.name)} will be asked about {on_data + path:,} pictures"
+            + (f", at most {queries:,}" if queries is not None else "")
+        )
+        result = distill_classifier(
+            black_box,
+            splits,
+            chosen,
+            out_dir,
+            source=classifier,
+            order_given="classes" in options,
+            device=target,
+            resume=resume,
+            tell=lambda sentence: err.print(plain(sentence)),
+            observe=observe,
+        )
+    if json_output:
+        print_json(result.to_dict())
+        return
+    for sentence in result.agreement.sentences():
+        out.print(plain(sentence))
+    out.print(f"{result.queries:,} queries in all")
+    out.print(
+        f"wrote {plain(str(out_dir))}: try `ecinn explain FILE --model {plain(str(out_dir))}`"
+    )
+
+
+def _load(
+    source: str, limit: int | None, celeba: Path | None
+) -> tuple["Splits", str | None, dict[str, Any]]:
+    """Load all splits; return also the recipe of a known dataset, and what a plan needs."""
+    from importlib import import_module
+
+    from ecinn.classifier.recipes import RECIPES
+    from ecinn.cli.progress import bars, load_images
+    from ecinn.training.distillation import Splits
+
+    path = Path(source)
+    known = next((name for name, r in RECIPES.items() if r.dataset == source), None)
+    if known is not None or not path.exists():
+        train, validation, test = (
+            load_images(source, split, celeba).first(limit)
+            for split in ("train", "validation", "test")
+        )
+        return Splits(train, validation, test), known, {}
+    own = import_module("ecinn.data.own")
+    with bars() as observe:
+        found = own.load_own_data(path, own.OwnDataOptions(), observe)
+    for note in found.notes:
+        err.print(plain(note))
+    parts = (part.first(limit) for part in (found.train, found.validation, found.test))
+    return Splits(*parts), None, {"framing": found.framing}
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() for side in sides):
+        raise InputError(f"--size is like 224, or 192x256 for height and width, not {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} is like 0.5, or 0.485,0.456,0.406, not {text!r}") from None

@@ -1,0 +1,229 @@
+"""Compare a student with the classifier it was distilled from, on data and along paths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.explanation.protocol import Reader
+from ecinn.explanation.reading import stored_posterior
+from ecinn.explanation.result import ALPHA_1, Explanation
+from ecinn.metrics.counterfactuals import confidence_consistency
+from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
+from ecinn.model import Model
+from ecinn.pixels import Labels, StoredImages, to_uint8
+from ecinn.progress import Observer, counter, ignore
+from ecinn.training.evaluation import random_offsets
+
+ASKED = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
+"""Confidences that are requested, each of a part of the images."""
+QUERIES_PER_IMAGE = 20
+"""The most that `measure_agreement` asks about every image: itself twice, a point of its path, and
+eight counterfactuals twice, with one to spare."""
+
+Answers = Float[Tensor, "batch classes"]
+
+
+@dataclass(frozen=True)
+class ClassifierAccuracy:
+    """A classifier on labelled images."""
+
+    accuracy: Interval
+    chance: float
+    """Accuracy of answers that are as frequent and do not depend on the image."""
+    better_order: tuple[int, ...] | None
+    """For every class, the output that means it, if another order explains far more answers."""
+    reordered: float
+    """The accuracy with that order."""
+
+    @property
+    def above_chance(self) -> bool:
+        """True if the accuracy is significantly better than chance."""
+        return self.accuracy.low > self.chance
+
+
+def classifier_accuracy(answers: Answers, labels: Labels) -> ClassifierAccuracy:
+    """Compare answers with labels; find out if the outputs are in another order.
+
+    The order is assigned greedily: the largest number of images of a class with one answer first.
+    It is reported if it gets more than half of the wrong answers right, beyond chance.
+    """
+    classes, given = answers.shape[1], answers.argmax(1)
+    counts = torch.bincount(labels * classes + given, minlength=classes**2).double()
+    counts = counts.reshape(classes, classes)
+    n = counts.sum()
+    order = torch.full((classes,), -1)
+    left = counts.clone()
+    for _ in range(classes):
+        label, answer = divmod(int(left.argmax()), classes)
+        order[label] = answer
+        left[label], left[:, answer] = -1, -1
+    accuracy = proportion(given == labels)
+    chance = float((counts.sum(0) * counts.sum(1)).sum() / n**2)
+    reordered = float(counts[torch.arange(classes), order].sum() / n)
+    better = reordered - accuracy.mean > max(0.5 * (1 - accuracy.mean), 0.05)
+    return ClassifierAccuracy(
+        accuracy, chance, tuple(order.tolist()) if better else None, reordered
+    )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a student speaks for its classifier, on images that neither learned from."""
+
+    classifier: str
+    images: int
+    agreement: Interval
+    """Share of images that both predict alike."""
+    by_class: Mapping[str, Interval]
+    """The same, by the class that the classifier predicts."""
+    difference: Interval
+    """Mean absolute difference of their probabilities, over classes and images."""
+    path_difference: Interval
+    """The same on 8-bit images at random points of paths to random classes."""
+    flipped: Interval
+    """Share of counterfactuals, at the student's α₁, that the classifier reads as the target."""
+    flipped_after: Interval
+    """The same after correcting α on the classifier's answers."""
+    not_explained: Interval
+    """Share of counterfactuals that it does not read as the target even then."""
+    correlation: Interval
+    """Pearson's r of requested confidences and the classifier's, at the student's α."""
+    correlation_after: Interval
+    """The same after correction."""
+    within_after: Interval
+    """Share of requested confidences that the classifier confirms within 0.05."""
+    queries_per_counterfactual: Interval
+    queries: int
+    """Queries of this comparison, besides the answers on the images."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every number as plain Python values."""
+        return asdict(self)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Say it in words."""
+        return (
+            f"student and {self.classifier} agree on {_share(self.agreement)} of "
+            f"{self.images:,} held-out images",
+            f"their probabilities differ by {self.difference.mean:.4f} on average on these, and "
+            f"by {self.path_difference.mean:.4f} along paths",
+            f"counterfactuals that {self.classifier} reads as the target: {_share(self.flipped)}, "
+            f"corrected {_share(self.flipped_after)}",
+            f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}",
+            f"requested and obtained confidence: r {_number(self.correlation)}, corrected "
+            f"{_number(self.correlation_after)}, {_share(self.within_after)} within 0.05",
+            f"{self.queries_per_counterfactual.mean:.1f} queries per counterfactual",
+        )
+
+
+@torch.inference_mode()
+def measure_agreement(
+    student: Model,
+    reader: Reader,
+    images: StoredImages,
+    answers: Answers,
+    *,
+    n: int = 300,
+    seed: int = 0,
+    asked: Sequence[float] = ASKED,
+    observe: Observer = ignore,
+) -> Agreement:
+    """Compare both on all images, whose answers are known, and on the paths of the first n.
+
+    Args:
+        asked: confidences to request; image i is moved to confidence i modulo their number.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    posterior = torch.cat([student.predict(part).cpu() for part in images.split(500)])
+    same = posterior.argmax(1) == answers.argmax(1)
+    by_class = {
+        name: proportion(same[answers.argmax(1) == label])
+        for label, name in enumerate(student.class_names)
+    }
+    n = min(n, len(images))
+    verified = Model(student.checkpoint, student.device, reader)
+    offsets = random_offsets(n, answers.shape[1], seed)
+    q = ((answers[:n].argmax(1) + offsets) % answers.shape[1])[:, None]
+    report = counter(observe, "comparing with the classifier", 2 * n)
+    flips = verified.explain(images[:n], q, confidence=ALPHA_1)
+    report(n)
+    levels = [(level, torch.arange(i, n, len(asked))) for i, level in enumerate(asked)]
+    requests = [
+        (c, verified.explain(images[rows], q[rows], confidence=c))
+        for c, rows in levels
+        if len(rows)
+    ]
+    report(2 * n)
+    between = _path_difference(student, reader, flips, generator)
+    wanted = torch.cat([torch.full((len(e), 1), level) for level, e in requests])
+    before, after = (
+        confidence_consistency(
+            wanted,
+            torch.cat([_of_q(e, which) for _, e in requests]),
+            torch.ones_like(wanted, dtype=torch.bool),
+            generator=generator,
+        )
+        for which in ("before", "after")
+    )
+    first = _answers(flips, "before").argmax(2) == flips.q
+    corrected = flips.convincing_certificate.reached.cpu()
+    queries = torch.cat([_queries(e) for e in (flips, *(e for _, e in requests))])
+    difference = (posterior - answers).abs().mean(1)
+    return Agreement(
+        classifier=reader.name,
+        images=len(images),
+        agreement=proportion(same),
+        by_class=by_class,
+        difference=bootstrap_interval(difference, generator=generator),
+        path_difference=bootstrap_interval(between, generator=generator),
+        flipped=proportion(first.cpu().flatten()),
+        flipped_after=proportion(corrected.flatten()),
+        not_explained=proportion(~corrected.flatten()),
+        correlation=before.correlation,
+        correlation_after=after.correlation,
+        within_after=after.within,
+        queries_per_counterfactual=bootstrap_interval(queries.double(), generator=generator),
+        queries=int(queries.sum()) + 3 * n,
+    )
+
+
+def _answers(e: Explanation, which: str) -> Float[Tensor, "batch 1 classes"]:
+    assert e.verification is not None
+    return e.verification.uncorrected if which == "before" else e.convincing_certificate.verdict
+
+
+def _of_q(e: Explanation, which: str) -> Float[Tensor, "batch 1"]:
+    return _answers(e, which).gather(2, e.q[..., None])[..., 0].cpu()
+
+
+def _queries(e: Explanation) -> Int[Tensor, " pairs"]:
+    assert e.verification is not None
+    return e.verification.queries.flatten().cpu()
+
+
+def _path_difference(
+    student: Model, reader: Reader, e: Explanation, generator: torch.Generator
+) -> Float[Tensor, " batch"]:
+    """|p_student − p_classifier| at a random point between every image and its counterfactual."""
+    z, _ = student.encode_with_log_det(e.x)
+    delta = equations.latent_direction(student.mu_bar, e.p, e.q[:, 0])
+    alpha = e.alpha[:, 0] * torch.rand(len(e), generator=generator).to(e.alpha)
+    differences = []
+    for rows in torch.arange(len(e)).split(100):
+        x_hat = student.decode(equations.corrected_latent(z[rows], alpha[rows], delta[rows]))
+        said = stored_posterior(student, x_hat).cpu()
+        differences.append((said - reader.predict(to_uint8(x_hat))).abs().mean(1))
+    return torch.cat(differences)
+
+
+def _share(share: Interval) -> str:
+    return f"{100 * share.mean:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
+
+
+def _number(value: Interval) -> str:
+    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"

@@ -1,0 +1,108 @@
+"""`ecinn distill`, then `ecinn explain` on the classifier that was distilled."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
+from ecinn.data.mnist import load_mnist
+from ecinn.flow.network import Stage
+from helpers.command_line import fails, run
+
+
+class NearestMean(nn.Module):
+    """Logits of digits: scaled negative distances to the mean digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data = load_mnist("train").first(5000)
+        x = data.images.flatten(1).float() / 255
+        means = torch.stack([x[data.labels == digit].mean(0) for digit in range(10)])
+        self.register_buffer("means", means)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -0.2 * torch.cdist(x.flatten(1), self.means).square()
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "nearest.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(NearestMean(), torch.zeros((2, 1, 28, 28))).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--size", "12x"), "--size is like"),
+        (("--mean", "half"), "--mean is like"),
+        (("--channels", "CMYK"), "RGB, BGR or grey"),
+        (("--settings", "absent.toml"), "cannot read"),
+        ((), "no classifier"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    absent = tmp_path / "absent.onnx"
+    assert message in fails(
+        "distill", "--classifier", absent, "--data", "mnist", "--out", tmp_path, *options
+    )
+
+
+def test_a_classifier_of_another_size_is_one_line(script: Path, tmp_path: Path) -> None:
+    code, _, stderr = run(
+        "distill", "--classifier", script, "--data", "mnist", "--limit", 50, "--out", tmp_path,
+        "--device", "cpu", "--size", "14",
+    )  # fmt: skip
+    assert code == 1
+    (error,) = (line for line in stderr.splitlines() if line.startswith("error:"))
+    assert "nearest.pt failed with" in error
+    assert "50×1×14×14" in error
+
+
+@pytest.mark.slow
+def test_distill_then_explain_is_verified_on_the_classifier(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(
+        MNIST,
+        architecture=dataclasses.replace(
+            MNIST.architecture, stages=(Stage(1, 8), Stage(1, 8)), dense_width=32
+        ),
+        learning_rate=1e-2,
+        batch_size=25,
+        finetuning=FineTuning(1, 1.0, 1.0, batch_size=50),
+    )
+    monkeypatch.setitem(RECIPES, "mnist", small)
+    folder = tmp_path / "student"
+    code, stdout, stderr = run(
+        "distill", "--classifier", script, "--data", "mnist", "--limit", 80, "--out", folder,
+        "--epochs", 3, "--device", "cpu", "--queries", 5000, "--json",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "labelled images" in stderr
+    report = json.loads(stdout)
+    assert report == json.loads((folder / "distillation.json").read_text())
+    assert 240 < report["queries"] <= 5000
+    assert report["agreement"]["n"] == 80
+    digit = tmp_path / "digit.png"
+    Image.fromarray(load_mnist("test").images[0][0].numpy()).save(digit)
+    where = ("--model", folder, "--out", tmp_path / "e", "--target", "3")
+    code, stdout, stderr = run("explain", digit, *where)
+    assert code == 0, stderr
+    assert "Read by nearest.pt" in stdout
+    code, stdout, stderr = run("explain", digit, *where, "--no-classifier", "--json")
+    assert code == 0, stderr
+    assert "was not asked" in stderr
+    assert "classifier" not in json.loads(stdout)
+    (folder / "classifier.pt").unlink()
+    assert "--no-classifier" in fails("explain", digit, *where)

@@ -1,0 +1,291 @@
+"""Distillation of a classifier whose every answer is a formula, and its report."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ecinn
+from ecinn import equations
+from ecinn.blackbox.classifier import BlackBox
+from ecinn.blackbox.preprocessing import Preprocessing
+from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
+from ecinn.data.dataset import Dataset
+from ecinn.errors import EcinnError, InputError, InterruptedRunError
+from ecinn.flow.network import Architecture, Stage
+from ecinn.pixels import to_pixels
+from ecinn.progress import Progress
+from ecinn.training.agreement import classifier_accuracy, measure_agreement
+from ecinn.training.calibration import fit_tau
+from ecinn.training.distillation import (
+    ANSWERS_FILE,
+    REPORT_FILE,
+    Splits,
+    as_stored_images,
+    distill_classifier,
+    queries_needed,
+    student_recipe,
+)
+from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_stage
+from ecinn.training.state import TrainingState
+from ecinn.training.step import OptimisationStep
+from helpers.builders import small_model
+
+NAMES = ("left", "right")
+CPU = torch.device("cpu")
+
+
+def halves(x: Tensor) -> Tensor:
+    """Logits: eight times the brightness of either half."""
+    return 8 * torch.stack([x[..., :4].mean((1, 2, 3)), x[..., 4:].mean((1, 2, 3))], 1)
+
+
+def data(n: int, seed: int) -> Dataset:
+    """Noise whose left or right half is brighter."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    bright = torch.rand((n, 1, 1, 1), generator=g) * 90 + 60
+    half = (torch.arange(8) // 4 == labels[:, None])[:, None, None]
+    images = torch.rand((n, 1, 8, 8), generator=g) * 100 + half * bright
+    return Dataset(images.byte(), labels, NAMES)
+
+
+def recipe(epochs: int = 2) -> Recipe:
+    architecture = Architecture(1, 8, 8, 2, (Stage(2, 8), Stage(2, 8)), dense_width=16, seed=1)
+    tuning = FineTuning(1, faithfulness=1.0, distillation_weight=1.0, batch_size=32)
+    return replace(
+        MNIST, name="halves", dataset="own", architecture=architecture, epochs=epochs,
+        batch_size=32, learning_rate=1e-2, tau=0.1, finetuning=tuning, stored_bits=16,
+        augmentation=ecinn.Augmentation(), mnist_framing=False, label_smoothing=0.0,
+    )  # fmt: skip
+
+
+def step_of(kind: type, box: BlackBox, images: Dataset) -> tuple[OptimisationStep, Tensor]:
+    answers = box.predict(images.images)
+    settings = second_stage(recipe()) if kind is FineTuningStep else recipe()
+    state = TrainingState.start(settings, CPU)
+    state.answers = answers
+    state.teacher = BlackBoxTeacher(box, torch.zeros(1))
+    return kind(settings, images, state, CPU), answers
+
+
+def test_the_first_stage_learns_the_answers_instead_of_labels() -> None:
+    images = data(40, 0)
+    step, answers = step_of(OptimisationStep, BlackBox(halves, NAMES), images)
+    step.begin_epoch(0)
+    step.batch.copy_(torch.arange(32).flip(0))
+    _, targets = step._targets(to_pixels(images.images[:32]))
+    assert torch.equal(targets, answers[:32].flip(0))
+
+
+def test_a_black_box_is_asked_after_a_step_about_what_the_step_made() -> None:
+    images = data(64, 1)
+    box = BlackBox(halves, NAMES)
+    step, answers = step_of(FineTuningStep, box, images)
+    order = step.begin_epoch(0)
+    assert torch.equal(step.asked, images.images[:16])
+    assert torch.equal(step.answer, answers[:16])
+    box.queries = 0
+    step(order[:32], 0.0, 0)
+    assert box.queries == 16  # half of the batch
+    assert not torch.equal(step.asked, images.images[:16])
+    torch.testing.assert_close(step.answer, halves(step.asked.float() / 255).softmax(1))
+    made = step.asked.clone()
+    pixels, said = step._answered(torch.zeros_like(made))  # what the next step learns
+    assert torch.equal(pixels, to_pixels(made))
+    assert torch.equal(said, step.answer)
+    step.begin_epoch(1)
+    assert torch.equal(step.asked, images.images[:16])
+    assert torch.equal(data(64, 1).images, images.images)  # the data are not written to
+
+
+def test_temperature_is_fitted_to_answers(uniform) -> None:
+    """Answers of a posterior with τ₀ give τ₀ back, whatever the labels say."""
+    z, mu = 3 * uniform(4000, 5), 2 * uniform(3, 5)
+    for tau in (0.2, 0.7):
+        answers = equations.log_posterior(z, mu, torch.tensor(tau).double()).exp()
+        labels = torch.zeros(4000, dtype=torch.long)
+        assert float(fit_tau(z, labels, mu, answers)) == pytest.approx(tau, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_accuracy_chance_and_another_order_of_outputs(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(
+        torch.tensor([0.5, 0.3, 0.1, 0.1]), 2000, replacement=True, generator=g
+    )
+    wrong = torch.rand(2000, generator=g) < 0.2
+    given = torch.where(wrong, torch.randint(4, (2000,), generator=g), labels)
+    order = torch.randperm(4, generator=g)
+    while torch.equal(order, torch.arange(4)):
+        order = torch.randperm(4, generator=g)
+    right = classifier_accuracy(torch.eye(4)[given], labels)
+    assert right.accuracy.mean == pytest.approx(float((given == labels).float().mean()))
+    assert right.better_order is None
+    assert right.above_chance
+    shuffled = [given[torch.randperm(2000, generator=g)] for _ in range(50)]
+    by_chance = torch.stack([(s == labels).float().mean() for s in shuffled]).mean()
+    assert right.chance == pytest.approx(float(by_chance), abs=0.01)
+    swapped = classifier_accuracy(torch.eye(4)[order[given]], labels)
+    assert swapped.better_order == tuple(order.tolist())
+    assert swapped.reordered == pytest.approx(right.accuracy.mean)
+    guesses = classifier_accuracy(torch.eye(4)[torch.zeros(2000, dtype=torch.long)], labels)
+    assert guesses.accuracy.mean > 0.4
+    assert not guesses.above_chance  # always the same answer
+
+
+def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
+    student = small_model(classes=3)
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (40, 1, 8, 8), generator=g).byte()
+    box = BlackBox(lambda x: student.predict(x), student.class_names)  # a twin of the student
+    box.preprocessing = replace(box.preprocessing, scale=1 / 256, mean=(-0.5 / 256,))
+    answers = box.predict(images)
+    twin = measure_agreement(student, box, images, answers, n=10)
+    assert twin.agreement.mean == twin.flipped_after.mean == 1.0
+    assert twin.difference.mean < 1e-5
+    assert twin.path_difference.mean < 1e-5
+    assert twin.flipped.n == 10
+    assert twin.queries == box.queries - 40
+    turned = answers[:, [1, 2, 0]]
+    other = BlackBox(lambda x: student.predict(x)[:, [1, 2, 0]], student.class_names)
+    other.preprocessing = box.preprocessing
+    rotated = measure_agreement(student, other, images, turned, n=10)
+    assert rotated.agreement.mean == 0.0
+    expected = (student.predict(images) - turned).abs().mean()
+    assert rotated.difference.mean == pytest.approx(float(expected))
+    counts = turned.argmax(1).bincount(minlength=3).tolist()
+    assert [interval.n for interval in rotated.by_class.values()] == counts
+
+
+def test_a_student_agrees_and_every_query_is_counted(tmp_path: Path) -> None:
+    splits = Splits(data(160, 2), data(40, 3), data(40, 4))
+    box = BlackBox(halves, NAMES)
+    told: list[str] = []
+    result = distill_classifier(box, splits, recipe(6), tmp_path, device="cpu", tell=told.append)
+    assert result.agreement.agreement.mean >= 0.9
+    assert result.agreement.flipped_after.mean >= 0.9
+    assert "100.0 % of 40" in told[0]
+    _, per_epoch = queries_needed(recipe(), splits)
+    assert per_epoch == 5 * 16
+    assert result.queries == box.queries == 240 + 1 + per_epoch + result.agreement.queries
+    assert (tmp_path / REPORT_FILE).is_file()
+    explanation = result.model.explain(splits.test.images[:3])
+    assert explanation.verification.classifier == "classifier"
+    assert torch.equal(explanation.p, box.predict(splits.test.images[:3]).argmax(1))
+    # A run that starts again in this folder knows the answers and what they cost.
+    again = BlackBox(lambda x: 1 / 0, NAMES)
+    with pytest.raises(InputError, match="already holds a run"):
+        distill_classifier(again, splits, recipe(), tmp_path, device="cpu")
+    assert again.queries == box.queries - 3 - 3 - int(explanation.verification.queries.sum())
+    with pytest.raises(InputError, match="other images"):
+        distill_classifier(
+            BlackBox(halves, NAMES), replace(splits, test=data(40, 9)), recipe(), tmp_path
+        )
+    assert (tmp_path / ANSWERS_FILE).is_file()
+
+
+def test_a_budget_shortens_the_path_or_is_refused(tmp_path: Path) -> None:
+    splits = Splits(data(160, 2), data(20, 3), data(20, 4))
+    tuning = replace(recipe().finetuning, epochs=5)
+    on_data, per_epoch = queries_needed(replace(recipe(), finetuning=tuning), splits)
+    with pytest.raises(InputError, match="too few"):
+        distill_classifier(
+            BlackBox(halves, NAMES, budget=on_data), splits, recipe(), tmp_path / "a", device="cpu"
+        )
+    box = BlackBox(halves, NAMES, budget=on_data + 2 * per_epoch)
+    result = distill_classifier(
+        box, splits, replace(recipe(1), finetuning=tuning), tmp_path / "b", device="cpu"
+    )
+    assert result.model.recipe.finetuning.epochs == 2
+    assert result.queries <= box.budget
+
+
+def test_an_interrupted_run_resumes_with_its_plan_and_asks_nothing_twice(tmp_path: Path) -> None:
+    splits = Splits(data(64, 2), data(20, 3), data(20, 4))
+    tuning = replace(recipe().finetuning, epochs=3)
+    settings = replace(recipe(1), finetuning=tuning)
+    on_data, per_epoch = queries_needed(settings, splits)
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return halves(x)
+
+    def stop(progress: Progress) -> None:
+        if progress.task == "fine-tuning" and progress.figures["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    budget = on_data + 2 * per_epoch
+    box = BlackBox(counted, NAMES, budget=budget)
+    with pytest.raises(InterruptedRunError):
+        distill_classifier(box, splits, settings, tmp_path, device="cpu", observe=stop)
+    box = BlackBox(counted, NAMES, budget=2 * budget)
+    result = distill_classifier(box, splits, settings, tmp_path, device="cpu", resume=True)
+    assert result.model.recipe.finetuning.epochs == 2  # as planned, although there is more now
+    assert calls.count(64) == 1
+    assert result.queries == box.queries == sum(calls)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: 3 * torch.ones((len(x), 2)), "no better than chance"),
+        (lambda x: halves(x).flip(1), "--classes right,left"),
+        (lambda x: halves(x) + float("nan"), "NaN"),
+    ],
+)
+def test_classifiers_that_cannot_be_explained_are_refused(
+    tmp_path: Path, call, message: str
+) -> None:
+    splits = Splits(data(64, 2), data(40, 3), data(40, 4))
+    box = BlackBox(call, NAMES)
+    with pytest.raises(EcinnError, match=message):
+        distill_classifier(box, splits, recipe(), tmp_path, device="cpu")
+    assert box.queries <= 40  # before anything else is asked
+    # Another try with other settings may use the same folder.
+    other = BlackBox(call, NAMES, preprocessing=Preprocessing(scale=1 / 128))
+    with pytest.raises(EcinnError, match=message):
+        distill_classifier(other, splits, recipe(), tmp_path, device="cpu")
+    assert other.queries == 40
+
+
+def test_distill_takes_any_callable_and_anything_like_an_array() -> None:
+    images = data(100, 5)
+    seen = []
+
+    def predict(x: Tensor) -> list:
+        seen.append(x)
+        return halves(x).softmax(1).tolist()
+
+    model = ecinn.distill(
+        predict, images.images[:, 0].numpy(), images.labels.tolist(), recipe=recipe(1),
+        device="cpu", random_state=3,
+    )  # fmt: skip
+    assert model.class_names == ("0", "1")
+    assert model.recipe.seed == 3
+    assert seen[0].shape == (1, 1, 8, 8)
+    assert 0 <= float(seen[1].min()) < float(seen[1].max()) <= 1
+    assert model.explain(images.images[:2]).verification is not None
+    assert model.student.explain(images.images[:2]).verification is None
+    with pytest.raises(InputError, match="as many labels"):
+        ecinn.distill(predict, images.images, [0, 1], recipe=recipe(1))
+
+
+def test_arrays_become_stored_images_channels_first() -> None:
+    images = torch.arange(2 * 6 * 5 * 3).reshape(2, 6, 5, 3).byte()
+    assert torch.equal(as_stored_images(images.numpy()), images.permute(0, 3, 1, 2))
+    assert as_stored_images(images[..., 0]).shape == (2, 1, 6, 5)
+    for wrong in (images.float(), images[0, 0], images[:, :, :, :2]):
+        with pytest.raises(InputError):
+            as_stored_images(wrong)
+
+
+def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
+    chosen = student_recipe(data(4, 0), CPU, recipe="mnist")
+    assert chosen.finetuning is not None
+    assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
+    with pytest.raises(InputError, match="no recipe"):
+        student_recipe(data(4, 0), CPU, recipe="resnet")
