@@ -14,7 +14,9 @@ from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
+    from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
+    from ecinn.data.dataset import Dataset
     from ecinn.data.own import OwnData, OwnDataOptions
     from ecinn.progress import Observer
 
@@ -222,6 +224,40 @@ def train(
     atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
+    if own is not None:
+        _print_verdict(checkpoint, data, test, out_dir, record["command"], device)
+
+
+def _print_verdict(
+    checkpoint: "Checkpoint",
+    data: "Dataset",
+    test: "Dataset",
+    folder: Path,
+    command: str,
+    device: str,
+) -> None:
+    """Judge whether the model is good enough to explain with; write the verdict as a page, too."""
+    from rich.table import Table
+
+    from ecinn.auditing.page import render_verdict
+    from ecinn.auditing.verdict import assess
+    from ecinn.cli.progress import bars
+    from ecinn.files import atomic_write
+    from ecinn.model import Model
+
+    with bars() as observe:
+        verdict = assess(Model(checkpoint, device), data, test, observe=observe)
+    page = folder / "verdict.html"
+    atomic_write(page, render_verdict(verdict, command).encode())
+    atomic_write(folder / "verdict.json", (verdict.to_json() + "\n").encode())
+    table = Table("measure", "value", "", box=None)
+    for finding in verdict.findings:
+        table.add_row(finding.name, finding.value, finding.grade)
+    out.print("Is it good enough to explain?", table, verdict.answer)
+    for finding in verdict.findings:
+        if finding.grade != "good":
+            out.print(f"- {finding.name}: {finding.advice}")
+    out.print(f"wrote {plain(str(page))}")
 
 
 def _own_run(

@@ -38,7 +38,7 @@ def read_dicom(
     require_pydicom()
     import pydicom
     from pydicom.errors import InvalidDicomError
-    from pydicom.pixels import pixel_array
+    from pydicom.pixels.utils import pixel_array
 
     name = str(source) if isinstance(source, str | Path) else "the image"
     try:
