@@ -134,6 +134,7 @@ def test_settings_are_the_checkpoints(make) -> None:
     recipe = dataclasses.replace(
         CELEBA[0],
         seed=5,
+        epochs=11,
         augmentation=Augmentation(shift=2.0, scale=0.07, flip=True, share=0.25),
     )
     checkpoint = make(recipe)
@@ -158,7 +159,7 @@ def test_settings_are_the_checkpoints(make) -> None:
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
     rows = dict(card(make(other), 1).settings.rows)
-    assert (rows["epochs"], rows["learning rate"]) == ("10, then 3", "0.0021, then 0.0004")
+    assert (rows["epochs"], rows["learning rate"]) == ("11, then 3", "0.0021, then 0.0004")
     assert rows["fine-tuning for counterfactuals"] == "faithfulness 1.1, distillation 2.2"
     assert rows["class means"].endswith(
         "τ 0.01 in training, 1 after fitting it on held-out images"
@@ -168,7 +169,7 @@ def test_settings_are_the_checkpoints(make) -> None:
     )
     one_stage = dataclasses.replace(recipe, finetuning=None, augmentation=Augmentation())
     rows = dict(card(make(one_stage), 1).settings.rows)
-    assert (rows["epochs"], rows["augmentation"]) == ("10", "none")
+    assert (rows["epochs"], rows["augmentation"]) == ("11", "none")
 
 
 def test_both_stages_and_their_initialisation_are_reported(make) -> None:

@@ -24,7 +24,7 @@ def small_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     small_model().save("some.safetensors")
     data = {"test": random_images(12, 1, 3, 1), "train": random_images(40, 1, 3, 2)}
-    monkeypatch.setattr(command, "load_images", lambda name, split, folder: data[split])
+    monkeypatch.setattr(command, "load_images", lambda name, split, folder, **_: data[split])
     return ("benchmark", "heatmaps", "--model", "some.safetensors", "--seed", SEED)
 
 

@@ -212,7 +212,7 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
     assert load_checkpoint(run_folder).recipe.learning_rate == 0.01
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 

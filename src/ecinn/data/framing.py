@@ -42,7 +42,7 @@ class Intensity:
 def bits_used(highest: float) -> Intensity:
     """Take the fewest bits that hold the highest value, and at least 8, as black to white.
 
-    >>> bits_used(3071).high
+    >>> bits_used(3071.0).high
     4095.0
     """
     bits = max(8, int(highest).bit_length())

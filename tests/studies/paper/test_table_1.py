@@ -1,13 +1,13 @@
 """Table 1: the paper's figures as printed, ours from checkpoints, the control from its record."""
 
-import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ecinn.classifier.recipes import MNIST_PAPER
+from ecinn.classifier.recipes import MNIST_PAPER, Recipe
+from ecinn.files import rebuild
 from ecinn.studies.paper import table_1
 from ecinn.studies.paper.artefact import Context
 
@@ -118,7 +118,7 @@ def test_the_table_of_the_shipped_models() -> None:
 
 def test_the_control_was_trained_with_the_current_recipe() -> None:
     record = json.loads(table_1.RECIPE.read_text())
-    assert record["settings"] == json.loads(json.dumps(dataclasses.asdict(MNIST_PAPER)))
+    assert rebuild(Recipe, record["settings"]) == MNIST_PAPER
     assert (record["training_images"], record["metrics"]["n"]) == (60_000, 10_000)
     (control,) = [
         row for row in table_1.make(Context()).data["table-1"] if row["source"] == "recipe"
