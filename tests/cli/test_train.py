@@ -76,13 +76,15 @@ def test_train_then_explain_with_the_trained_model(
     code, _, stderr = run(
         "train", "mnist-finetuned", "--out", refined, "--refine-from", run_folder,
         "--finetune-epochs", 1, "--limit", 128, "--device", "cpu", "--faithfulness", 2.5,
+        "--finetune-distillation", 0.25,
     )  # fmt: skip
     assert code == 0, stderr
     record = json.loads((refined / "training.json").read_text())
     assert record["settings"]["finetuning"]["faithfulness"] == 2.5
+    assert record["settings"]["finetuning"]["distillation_weight"] == 0.25
     assert record["command"] == (
         "ecinn train mnist-finetuned --out DIR --refine-from MODEL "
-        "--limit 128 --faithfulness 2.5 --finetune-epochs 1"
+        "--limit 128 --faithfulness 2.5 --finetune-epochs 1 --finetune-distillation 0.25"
     )
     assert len(record["first_stage"]["curve"]) == 3
     assert len(record["curve"]) == 1

@@ -65,6 +65,10 @@ def train(
         float | None,
         typer.Option(min=0.0, help="Fine-tuning: weight of reaching the requested confidence."),
     ] = None,
+    finetune_distillation: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Fine-tuning: weight of what the teacher reads."),
+    ] = None,
     teacher: Annotated[
         Path | None,
         typer.Option(help="Teacher, from `ecinn teacher`; trained first if needed and not given."),
@@ -169,6 +173,7 @@ def train(
         "epochs": finetune_epochs,
         "learning_rate": finetune_learning_rate,
         "faithfulness": faithfulness,
+        "distillation_weight": finetune_distillation,
     }
     if settings.finetuning is not None:
         finetuning = _replace(settings.finetuning, **changes)
@@ -210,6 +215,7 @@ def train(
     numbers = {"minutes": minutes, **first_stage, **both_stages, "limit": limit}
     numbers |= {"faithfulness": faithfulness, "finetune_epochs": finetune_epochs}
     numbers |= {"finetune_learning_rate": finetune_learning_rate}
+    numbers |= {"finetune_distillation": finetune_distillation}
     words += "".join(
         f" --{name.replace('_', '-')} {value:g}"
         for name, value in numbers.items()
