@@ -39,7 +39,7 @@ class Flips:
     """Eq. 4: x̂ − x."""
     counterfactuals: StoredImages
     requested: str
-    """Where they lie, in words: `Explanation.requested`."""
+    """Requested point on the path, in words, as in `Explanation.requested`."""
 
     @property
     def sign(self) -> Float[Tensor, " batch"]:
@@ -103,7 +103,7 @@ class Comparison:
     absolute: Map
     """The other model's mean |x̂ − x|."""
     requested: str
-    """Where the other model's counterfactuals lie, in words."""
+    """Point on the path that was requested of the other model, in words."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Finding:
     grade: Grade
     meaning: str
     advice: str = ""
-    """What to change; empty if nothing needs to change."""
+    """Recommended change; empty if nothing needs to change."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
+    from ecinn.data.framing import Framing
     from ecinn.training.distillation import Splits
 
 
@@ -93,7 +94,7 @@ def distill(
     Preprocessing(**{name: options[name] for name in PREPROCESSING if name in options})
     if not classifier.is_file():
         raise InputError(f"there is no classifier {classifier}")
-    splits, known, planned = _load(data, limit, celeba)
+    splits, known, framing = _load(data, limit, celeba)
     target = resolve_device(device)
     black_box = open_classifier(
         classifier, splits.train.class_names, options, budget=queries, device=target
@@ -105,7 +106,7 @@ def distill(
             recipe=recipe or known,
             minutes=minutes,
             observe=observe,
-            **planned,
+            framing=framing,
         )
         chosen = replace(chosen, epochs=epochs or chosen.epochs)
         if finetune_epochs is not None:
@@ -142,12 +143,11 @@ def distill(
 
 def _load(
     source: str, limit: int | None, celeba: Path | None
-) -> tuple["Splits", str | None, dict[str, Any]]:
-    """Load all splits; return also the recipe of a known dataset, and what a plan needs."""
-    from importlib import import_module
-
+) -> tuple["Splits", str | None, "Framing | None"]:
+    """Load all splits; return also the recipe of a known dataset, or the framing of pictures."""
     from ecinn.classifier.recipes import RECIPES
     from ecinn.cli.progress import bars, load_images
+    from ecinn.data.own import OwnDataOptions, load_own_data
     from ecinn.training.distillation import Splits
 
     path = Path(source)
@@ -157,14 +157,13 @@ def _load(
             load_images(source, split, celeba).first(limit)
             for split in ("train", "validation", "test")
         )
-        return Splits(train, validation, test), known, {}
-    own = import_module("ecinn.data.own")
+        return Splits(train, validation, test), known, None
     with bars() as observe:
-        found = own.load_own_data(path, own.OwnDataOptions(), observe)
+        found = load_own_data(path, OwnDataOptions(), observe)
     for note in found.notes:
         err.print(plain(note))
     parts = (part.first(limit) for part in (found.train, found.validation, found.test))
-    return Splits(*parts), None, {"framing": found.framing}
+    return Splits(*parts), None, found.framing
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

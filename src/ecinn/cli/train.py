@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FitName(StrEnum):
-    """What to do with pictures that are not square."""
+    """Ways to fit pictures that are not square."""
 
     STRETCH = "stretch"
     CROP = "crop"

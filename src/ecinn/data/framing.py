@@ -1,4 +1,4 @@
-"""How pictures of any size and bit depth become a model's 8-bit images; part of its recipe."""
+"""Convert pictures of any size and bit depth to 8-bit images; the settings are in the recipe."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Intensity:
     low: float
     high: float
     origin: str
-    """Where the range comes from, such as "12 bits", "DICOM window" or "given"."""
+    """Origin of the range, such as "12 bits", "DICOM window" or "given"."""
 
     def __post_init__(self) -> None:
         """Check that the range is one."""

@@ -5,7 +5,6 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ecinn.classifier.checkpoint import MODEL_FILE
 from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
 from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset
+from ecinn.data.framing import Framing
 from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
 from ecinn.flow.device import resolve_device
@@ -35,6 +35,7 @@ from ecinn.training.agreement import (
 )
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.loop import STATE_FILES, train
+from ecinn.training.plan import plan_recipe
 from ecinn.training.state import Answers
 
 ANSWERS_FILE = "answers.safetensors"
@@ -232,8 +233,8 @@ def student_recipe(
     *,
     recipe: Recipe | str | None = None,
     minutes: float | None = None,
+    framing: Framing | None = None,
     observe: Observer = ignore,
-    **planned: Any,  # noqa: ANN401
 ) -> Recipe:
     """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
 
@@ -244,11 +245,10 @@ def student_recipe(
             raise InputError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
         recipe = RECIPES[recipe]
     if recipe is None:
-        plan = import_module("ecinn.training.plan").plan_recipe
-        recipe = plan(
-            data, device, name="student", minutes=minutes, observe=observe, **planned
-        ).recipe
-        assert isinstance(recipe, Recipe)
+        plan = plan_recipe(
+            data, device, name="student", minutes=minutes, framing=framing, observe=observe
+        )
+        recipe = plan.recipe
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
