@@ -23,12 +23,12 @@ from ecinn.training.distillation import (
     ANSWERS_FILE,
     REPORT_FILE,
     Splits,
-    as_stored_images,
     distill_classifier,
     queries_needed,
     student_recipe,
 )
 from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_stage
+from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
 from helpers.builders import small_model
@@ -276,11 +276,11 @@ def test_distill_takes_any_callable_and_anything_like_an_array() -> None:
 
 def test_arrays_become_stored_images_channels_first() -> None:
     images = torch.arange(2 * 6 * 5 * 3).reshape(2, 6, 5, 3).byte()
-    assert torch.equal(as_stored_images(images.numpy()), images.permute(0, 3, 1, 2))
-    assert as_stored_images(images[..., 0]).shape == (2, 1, 6, 5)
+    assert torch.equal(stored_images(images.numpy()), images.permute(0, 3, 1, 2))
+    assert stored_images(images[..., 0]).shape == (2, 1, 6, 5)
     for wrong in (images.float(), images[0, 0], images[:, :, :, :2]):
         with pytest.raises(InputError):
-            as_stored_images(wrong)
+            stored_images(wrong)
 
 
 def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:

@@ -348,7 +348,7 @@ def findings(
         _percent(judge_reads_q),
         grade(judge_reads_q.mean, 0.9, 0.7),
         "counterfactuals that the other network classifies as their target",
-        "the changes convince only the model itself: train for longer or with more images, or "
+        "some changes convince only the model itself: train for longer or with more images, or "
         "request a higher confidence",
     )
     yield Finding(

@@ -34,6 +34,7 @@ from ecinn.training.agreement import (
     measure_agreement,
 )
 from ecinn.training.finetuning import BlackBoxTeacher
+from ecinn.training.fitting import stored_images
 from ecinn.training.loop import STATE_FILES, train
 from ecinn.training.plan import plan_recipe
 from ecinn.training.state import Answers
@@ -180,15 +181,14 @@ def distill(
         predict: any callable from a batch of pictures, float32 tensors in [0, 1] of shape
             (n, channels, height, width) unless `preprocessing` says otherwise, to probabilities
             or logits, one row per picture.
-        images: 8-bit pictures, array-like, of shape (n, height, width), (n, height, width, 3) or
-            (n, channels, height, width).
+        images: pictures as for `ecinn.fit`: array-like, 8-bit or floats in [0, 1].
         labels: class numbers, to check that the classifier is better than chance; optional.
         class_names: the names of the outputs, in order; by default their numbers.
         folder: where the model and the report are written; by default nothing is kept.
         queries: the largest number of pictures that the classifier may be asked about.
         random_state: splits the images into 80 % to learn on, 10 % and 10 %.
     """
-    stored = as_stored_images(images)
+    stored = stored_images(images)
     black_box = BlackBox(
         predict,
         class_names or [str(c) for c in range(_outputs(predict, stored, preprocessing, timeout))],
@@ -286,23 +286,6 @@ def affordable(
         )
     shorter = replace(recipe.finetuning, epochs=min(epochs, recipe.finetuning.epochs))
     return replace(recipe, finetuning=shorter)
-
-
-def as_stored_images(images: Any) -> Tensor:  # noqa: ANN401
-    """Return anything array-like as 8-bit images, channels first."""
-    stored = images if isinstance(images, Tensor) else torch.as_tensor(np.asarray(images))
-    if stored.dtype != torch.uint8:
-        raise InputError(f"images must be 8-bit (uint8, 0 to 255), not {stored.dtype}")
-    if stored.ndim == 3:
-        stored = stored[:, None]
-    if stored.ndim == 4 and stored.shape[1] not in (1, 3) and stored.shape[3] in (1, 3):
-        stored = stored.permute(0, 3, 1, 2)
-    if stored.ndim != 4 or stored.shape[1] not in (1, 3) or not len(stored):
-        raise InputError(
-            "images are of shape (n, height, width), (n, height, width, 3) or "
-            f"(n, channels, height, width), not {tuple(stored.shape)}"
-        )
-    return stored
 
 
 def _outputs(

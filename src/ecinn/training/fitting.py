@@ -91,7 +91,7 @@ def dataset_from_arrays(
     class_names: Sequence[str] | None = None,
 ) -> Dataset:
     """Check images and labels of any array type and return them as a dataset."""
-    stored = _stored_images(images)
+    stored = stored_images(images)
     numbers, names = _class_numbers(labels, class_names)
     if len(stored) != len(numbers):
         raise InputError(f"there are {len(stored):,} images and {len(numbers):,} labels")
@@ -134,7 +134,7 @@ def _array(values: Any, what: str) -> np.ndarray:  # noqa: ANN401
         raise InputError(f"the {what} differ in shape: give one array of equal {what}") from None
 
 
-def _stored_images(images: Any) -> StoredImages:  # noqa: ANN401
+def stored_images(images: Any) -> StoredImages:  # noqa: ANN401
     """Return 8-bit images, channels first."""
     array = _array(images, "images")
     if array.ndim == 3:
