@@ -2,41 +2,21 @@
 
 import dataclasses
 import json
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
 from ecinn.data.mnist import load_mnist
 from ecinn.flow.network import Stage
 from helpers.command_line import fails, run
-
-
-class NearestMean(nn.Module):
-    """Logits of digits: scaled negative distances to the mean digits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        data = load_mnist("train").first(5000)
-        x = data.images.flatten(1).float() / 255
-        means = torch.stack([x[data.labels == digit].mean(0) for digit in range(10)])
-        self.register_buffer("means", means)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -0.2 * torch.cdist(x.flatten(1), self.means).square()
+from helpers.students import NearestMean, save_script
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("script") / "nearest.pt"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.trace(NearestMean(), torch.zeros((2, 1, 28, 28))).save(path)
-    return path
+    return save_script(NearestMean(), tmp_path_factory.mktemp("script") / "nearest.pt")
 
 
 @pytest.mark.parametrize(

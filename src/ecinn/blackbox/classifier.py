@@ -31,6 +31,7 @@ class BlackBox:
 
     Answers are probabilities in the order of `class_names`. Exceptions and hangs are tried again;
     wrong shapes, NaN and a spent budget are reported at once. All pictures sent are counted.
+    Several threads may ask; they wait for each other.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class BlackBox:
         self.output, self.batch, self.budget, self.timeout = output, batch, budget, timeout
         self.queries = 0
         self._order = self._find_order()
-        self._worker = _Worker()
+        self._worker, self._lock = _Worker(), threading.Lock()
 
     @property
     def left(self) -> float | int:
@@ -81,7 +82,8 @@ class BlackBox:
         x = self.preprocessing(images.cpu())
         if self.batch is not None and len(x) < self.batch:
             x = torch.cat([x, x[-1:].expand(self.batch - len(x), *x.shape[1:])])
-        return self._read(self._ask(x, len(images)), len(x))[: len(images)]
+        with self._lock:
+            return self._read(self._ask(x, len(images)), len(x))[: len(images)]
 
     def _ask(self, x: Tensor, pictures: int) -> Any:  # noqa: ANN401
         failure = ""
