@@ -477,7 +477,7 @@ def test_a_student_shows_what_its_classifier_reads_and_what_is_not_explained(
         asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
         answer = visitor.post("explain", asked)
         good, failed = answer["images"][0]["targets"]
-        expect(page.locator("#readers")).to_contain_text("Read by nearest.pt. Its student reads a 3")
+        expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
         expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
         expect(page.locator("#unexplained")).to_be_hidden()
         expect(page.locator("#answer-words")).to_have_text(

@@ -106,9 +106,7 @@ def load_classifier(
     options = read_options(folder / FILE, _STORED)
     path = folder / options.get("file", "")
     if not path.is_file():
-        raise InputError(
-            f"the classifier {path} is gone: put it back, or use --no-classifier"
-        )
+        raise InputError(f"the classifier {path} is gone: put it back, or use --no-classifier")
     if file_hash(path) != options.get("sha256"):
         raise InputError(
             f"{path} is not the classifier that was distilled (its hash differs): put that one "

@@ -50,9 +50,10 @@ def serve(
             load=lambda recipe, path: load_images(recipe, "test", celeba, model=path),
         )
         for name, served in catalogue.items():
-            if served.model.reader is not None:
-                asked = plain(served.model.reader.name)
-                err.print(f"{plain(name)} explains {asked}, which is asked about every counterfactual")
+            reader = served.model.reader  # is loaded here, so that a missing file is noticed now
+            if reader is not None:
+                said = f"{name} explains {reader.name}, which reads every counterfactual"
+                err.print(plain(said))
         if not classifier:
             err.print("classifiers are not asked: this explains their students only")
         if not local and token is None:

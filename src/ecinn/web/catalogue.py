@@ -66,7 +66,6 @@ def load_catalogue(
             raise InputError(f"two models are called {name!r}: rename a file or leave one out")
         if not ask_classifiers:
             model = model.student
-        _ = model.reader  # loads the classifier, so that what is wrong with it is said now
         dataset, samples = model.recipe.dataset, None
         kind = KINDS.get(dataset.partition("/")[0], "images")
         available = celeba is not None or os.environ.get("ECINN_CELEBA")
