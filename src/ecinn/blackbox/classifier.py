@@ -110,12 +110,18 @@ class BlackBox:
     def _read(self, answer: Any, n: int) -> Float[Tensor, "batch classes"]:  # noqa: ANN401
         """Check an answer and return its probabilities in the order of the class names."""
         try:
-            rows = torch.as_tensor(answer).detach().to("cpu", torch.float32)
+            given = torch.as_tensor(answer)
+            rows = given.detach().to("cpu", torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"{self.name} must answer with an array of numbers, not {type(answer).__name__}"
             ) from error
         classes = len(self.class_names)
+        if rows.shape == (n,) and not given.is_floating_point():
+            raise InputError(
+                f"{self.name} answers with class numbers: let it answer with the probabilities or "
+                "logits of all classes"
+            )
         if classes == 2 and rows.shape in ((n,), (n, 1)):
             rows = self._two_columns(rows.reshape(n))
         if rows.shape != (n, classes):
