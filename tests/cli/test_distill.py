@@ -2,10 +2,15 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
 from ecinn.data.mnist import load_mnist
@@ -47,6 +52,33 @@ def test_a_classifier_of_another_size_is_one_line(script: Path, tmp_path: Path) 
     (error,) = (line for line in stderr.splitlines() if line.startswith("error:"))
     assert "nearest.pt failed with" in error
     assert "50×1×14×14" in error
+    assert "TorchScript interpreter" not in error
+    assert "same number of columns" in error
+
+
+class Hanging(nn.Module):
+    """Computes for ever, outside of Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sum()
+        while bool(y == y):
+            y = y * 1.0
+        return x.mean((2, 3))
+
+
+@pytest.mark.slow
+def test_a_classifier_that_hangs_is_one_line_and_the_command_ends(tmp_path: Path) -> None:
+    """Threads that torch still uses would abort the process at its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Hanging()).save(tmp_path / "hang.pt")
+    command = [
+        sys.executable, "-m", "ecinn", "distill", "--classifier", tmp_path / "hang.pt", "--data",
+        "mnist", "--limit", "10", "--out", tmp_path / "out", "--device", "cpu", "--timeout", "0.5",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: hang.pt gave no answer within 0.5 s")
 
 
 @pytest.mark.slow

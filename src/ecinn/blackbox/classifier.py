@@ -22,6 +22,8 @@ TIMEOUT = 60.0
 """Seconds that a batch may take by default."""
 BATCH = 256
 """Pictures that are asked at once."""
+ABANDONED = "ecinn-abandoned"
+"""Name of threads in which a classifier hangs."""
 SUM_TOLERANCE = 1e-2
 """Largest distance from 1 of the sum of a row of probabilities; half precision rounds them."""
 
@@ -98,7 +100,8 @@ class BlackBox:
                 return self._worker.run(self.call, x, self.timeout)
             except queue.Empty:
                 failure = f"gave no answer within {self.timeout:g} seconds"
-                self._worker = _Worker()  # the old one is left behind with the call that hangs
+                self._worker.abandon()
+                self._worker = _Worker()
             except Exception as error:
                 failure = f"failed with {type(error).__name__}: {first_line(error)}"
         shape = "×".join(map(str, x.shape))
@@ -196,6 +199,11 @@ class _Worker:
         if error is not None:
             raise error
         return result
+
+    def abandon(self) -> None:
+        """Leave the thread behind with the call that hangs; `ecinn.__main__` knows its name."""
+        assert self._thread is not None
+        self._thread.name = ABANDONED
 
     def __del__(self) -> None:
         self._tasks.put(None)

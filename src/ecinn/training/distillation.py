@@ -357,8 +357,8 @@ def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_g
             classes[black_box.classes.index(names[answer])] = names[label]
         raise InputError(
             f"{said}; with another order of its outputs it would be "
-            f"{100 * accuracy.reordered:.1f} %: give --classes {','.join(classes)} (class_names in "
-            f"Python), or --classes {','.join(black_box.classes)} if the order is right"
+            f"{100 * accuracy.reordered:.1f} %: give --classes {','.join(classes)} (class_names "
+            f"in Python), or --classes {','.join(black_box.classes)} if the order is right"
         )
     if not accuracy.above_chance:
         raise InputError(

@@ -159,7 +159,7 @@ def _array(values: Any, what: str) -> np.ndarray:  # noqa: ANN401
             return np.stack(_of_one_mode(listed))
         if isinstance(values, Tensor):
             values = values.detach().cpu()
-            return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+            values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         return np.asarray(values)
     except (ValueError, RuntimeError):
         raise InputError(f"the {what} differ in shape: give one array of equal {what}") from None
