@@ -418,7 +418,7 @@ def test_an_unreadable_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(InputError, match="dog: Permission denied"):
             load_own_data(folder)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
-    with pytest.raises(InputError, match="cannot read .*: change its permissions"):
+    with pytest.raises(InputError, match=r"cannot read .*: change its permissions"):
         load_own_data(folder)
 
 

@@ -113,7 +113,7 @@ def _folders(source: Path) -> Iterator[Pictures]:
     parts = [name.split("/") for name in held]
     unnamed = sorted(name for name in classes if not _is_unicode(name))
     if unnamed:
-        raise InputError(f"the class folder {ascii(unnamed[0])} is not named in UTF-8: rename it")
+        raise InputError(f"the class folder {unnamed[0]!a} is not named in UTF-8: rename it")
     notes = []
     if ignored := len(files) - len(held):
         others = sorted({PurePosixPath(name).suffix or name for name in {*files} - {*held}})
