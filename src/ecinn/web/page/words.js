@@ -80,7 +80,7 @@ export function leadWords({ classifier }) {
   const first = classifier
     ? `${classifier} is explained by its student, a network that`
     : "This network";
-  const last = classifier ? ` ${classifier} itself reads each of these pictures.` : "";
+  const last = classifier ? ` ${classifier} itself reads the tipping point and the counterfactual.` : "";
   return (
     `${first} runs in both directions: it turns a picture into numbers that determine its class, ` +
     "and such numbers back into a picture. So we can move the numbers towards another class and " +
