@@ -292,7 +292,8 @@ def _own_run(
     from ecinn.training.plan import plan_recipe
 
     record = read_record(out_dir / RECORD_FILE) if resume else None
-    if not resume and any((out_dir / f).exists() for f in (RECORD_FILE, MODEL_FILE, *STATE_FILES)):
+    # A plan of which nothing was learned is made again.
+    if not resume and any((out_dir / f).exists() for f in (MODEL_FILE, *STATE_FILES)):
         raise InputError(f"{out_dir} already holds a run: resume it, or choose another folder")
     options = _own_options(given)
     if record is not None:
