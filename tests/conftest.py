@@ -1,7 +1,9 @@
 """Fixtures that several rooms share: a small classifier with every parameter randomised."""
 
+import functools
+import lzma
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,11 +14,22 @@ import torch
 
 from ecinn.classifier.checkpoint import shipped_models
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.data import mnist as digits
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
 from helpers.builders import randomise
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def decompressed_once() -> Iterator[None]:
+    """Decompress the shipped images and models once, not in every test that loads them."""
+    decompress = functools.lru_cache(maxsize=16)(lzma.decompress)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lzma, "decompress", decompress)
+        patch.setitem(digits._READERS, ".xz", decompress)  # type: ignore[arg-type]
+        yield
 
 
 @pytest.fixture(scope="session")
