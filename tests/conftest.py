@@ -1,5 +1,6 @@
 """Fixtures that several rooms share: a small classifier with every parameter randomised."""
 
+import dataclasses
 import functools
 import lzma
 import os
@@ -15,8 +16,11 @@ import torch
 from ecinn.classifier.checkpoint import shipped_models
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.data import mnist as digits
+from ecinn.data.dataset import Dataset
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
+from ecinn.training import teacher
+from ecinn.training.augmented import TeacherSettings
 from helpers.builders import randomise
 
 torch.set_num_threads(1)
@@ -69,3 +73,14 @@ def uniform(generator: torch.Generator) -> Callable[..., torch.Tensor]:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     return draw
+
+
+@pytest.fixture
+def small_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teachers that a run trains itself are small, and see every image once."""
+    usual = teacher.default_settings
+
+    def small(data: Dataset) -> TeacherSettings:
+        return dataclasses.replace(usual(data), width=4, epochs=1)
+
+    monkeypatch.setattr(teacher, "default_settings", small)
