@@ -35,10 +35,10 @@ demo: $(VENV)/.demo
 	@echo "Open demo/sample-90-explanation.png"
 
 test: check
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 quick: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not celeba"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not celeba"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

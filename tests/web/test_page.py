@@ -194,7 +194,7 @@ def test_the_requested_confidence(visitor: Visitor, mnist: Model, asked: float) 
     assert alpha(page) == pytest.approx(float(expected.alpha[0, 0]), abs=1e-3)
     [posterior] = mnist.predict(torch.tensor(pixels(page, "answer")[None, None, ..., 0]).byte())
     obtained = expected.convincing_certificate.verdict[0, 0, 8]
-    assert float(posterior[8]) == pytest.approx(float(obtained), abs=0.02)
+    assert float(posterior[8]) == pytest.approx(float(obtained), abs=2e-3)
     text = f"You requested {100 * asked:.0f} % and got {100 * float(posterior[8]):.1f} %"
     expect(page.locator("#sentences")).to_contain_text(text)
     assert float(linked(page)["confidence"]) == asked
