@@ -208,12 +208,12 @@ def test_large_batches_are_explained_in_parts_with_progress(mnist, digits, monke
     images = digits[0][:20]
     p = mnist.predict(images).argmax(1)
     q = ((p + 1) % 10)[:, None]
-    q[9] = p[9]
+    q[17] = p[17]
     reports = []
     e = mnist.explain(images, q, check=False, observe=reports.append)
     assert [(report.done, report.total) for report in reports] == [(16, 20), (20, 20)]
-    assert [skipped.index for skipped in e.skipped] == [9]
-    assert e.indices.tolist() == [i for i in range(20) if i != 9]
+    assert [skipped.index for skipped in e.skipped] == [17]
+    assert e.indices.tolist() == [i for i in range(20) if i != 17]
     alone = mnist.explain(images[19], q[19:], check=False)
     torch.testing.assert_close(e.convincing[-1:], alone.convincing, atol=1e-5, rtol=1e-5)
 
