@@ -12,6 +12,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Keep compiled modules between runs: compiling them takes longer than many tests.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Neighbouring tests stay on one worker, so that what they share is made once.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
 .PHONY: help demo test quick check docs serve load paper notebook bench evaluate benchmark faces clean
 
 help:
@@ -35,10 +38,10 @@ demo: $(VENV)/.demo
 	@echo "Open demo/sample-90-explanation.png"
 
 test: check
-	$(BIN)/python -m pytest -q -n 2
+	$(PYTEST)
 
 quick: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not celeba"
+	$(PYTEST) -m "not slow and not browser and not celeba"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

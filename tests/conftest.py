@@ -1,7 +1,10 @@
 """Fixtures that several rooms share: a small classifier with every parameter randomised."""
 
+import dataclasses
+import functools
+import lzma
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,11 +15,25 @@ import torch
 
 from ecinn.classifier.checkpoint import shipped_models
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.data import mnist as digits
+from ecinn.data.dataset import Dataset
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
+from ecinn.training import teacher
+from ecinn.training.augmented import TeacherSettings
 from helpers.builders import randomise
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def decompressed_once() -> Iterator[None]:
+    """Decompress the shipped images and models once, not in every test that loads them."""
+    decompress = functools.lru_cache(maxsize=16)(lzma.decompress)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lzma, "decompress", decompress)
+        patch.setitem(digits._READERS, ".xz", decompress)  # type: ignore[arg-type]
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +73,14 @@ def uniform(generator: torch.Generator) -> Callable[..., torch.Tensor]:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     return draw
+
+
+@pytest.fixture
+def small_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teachers that a run trains itself are small, and see every image once."""
+    usual = teacher.default_settings
+
+    def small(data: Dataset) -> TeacherSettings:
+        return dataclasses.replace(usual(data), width=4, epochs=1)
+
+    monkeypatch.setattr(teacher, "default_settings", small)

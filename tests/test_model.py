@@ -24,7 +24,7 @@ from ecinn.pixels import to_pixels
 from ecinn.training.evaluation import evaluate, random_offsets
 from helpers.builders import random_images, small_model, with_default
 
-IMAGES = 200
+IMAGES = 100
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,9 @@ def test_an_evaluation_is_at_the_papers_point(generator) -> None:
 
 def test_accuracy_and_density_of_the_shipped_model(mnist, digits) -> None:
     images, labels = digits
-    assert (mnist.predict(images).argmax(1) != labels).float().mean() <= 0.02
+    assert (mnist.predict(images).argmax(1) != labels).sum() <= 1
     bits = equations.bits_per_dim(mnist.classifier.log_marginal(to_pixels(images)), 784)
-    assert bits.mean() < 3.45
+    assert bits.mean() < 2.7
 
 
 def test_shipped_metrics_are_those_of_the_results_page(mnist) -> None:
@@ -107,7 +107,7 @@ def test_shipped_metrics_are_those_of_the_results_page(mnist) -> None:
 
 @pytest.mark.slow
 def test_counterfactuals_reach_their_target_on_the_stored_image(explanation) -> None:
-    assert explanation.convincing_certificate.reached.float().mean() >= 0.995
+    assert explanation.convincing_certificate.reached.all()
 
 
 @pytest.mark.slow
@@ -115,17 +115,17 @@ def test_tipping_points_tie(explanation) -> None:
     posterior = explanation.tipping_certificate.posterior[:, 0]
     p = posterior.gather(1, explanation.p[:, None])
     q = posterior.gather(1, explanation.q)
-    assert (p - q).abs().max() < 1e-3
+    assert (p - q).abs().max() < 1e-4
 
 
 @pytest.mark.slow
 def test_round_trip_is_exact(explanation) -> None:
-    assert explanation.round_trip_error.max() <= 1e-4
+    assert explanation.round_trip_error.max() <= 2e-5
 
 
 @pytest.mark.slow
 def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> None:
-    assert explanation.typical.float().mean() > 0.97
+    assert explanation.typical.float().mean() >= 0.99
     noise = torch.randint(256, (5, 1, 28, 28), generator=generator, dtype=torch.uint8)
     blank = torch.zeros((1, 1, 28, 28), dtype=torch.uint8)
     odd = mnist.explain(torch.cat([noise, blank]), "all", check=False)
@@ -134,14 +134,14 @@ def test_digits_are_typical_and_noise_is_not(mnist, explanation, generator) -> N
 
 @pytest.mark.slow
 def test_means_in_the_checkpoint_are_those_of_the_training_images(mnist) -> None:
-    """On 500 of them: the mean of each predicted class lies near the stored one."""
-    images = load_mnist("train").images[:500]
+    """On 200 of them: the mean of each predicted class lies near the stored one."""
+    images = load_mnist("train").images[:200]
     with torch.inference_mode():
         z = mnist.classifier.encode(to_pixels(images))
     measured = ecinn.class_means([z], mnist.classifier.mu)
     distance = torch.cdist(measured, mnist.mu_bar)
     assert torch.equal(distance.argmin(1), torch.arange(10))
-    assert distance.diagonal().max() < 0.7 * torch.pdist(mnist.mu_bar).min()
+    assert distance.diagonal().max() < 0.25 * torch.pdist(mnist.mu_bar).min()
 
 
 def test_every_way_to_give_an_image_gives_the_same_prediction(mnist, digits, tmp_path) -> None:
@@ -203,17 +203,18 @@ def test_targets_by_name_and_number(mnist, digits) -> None:
 
 
 @pytest.mark.slow
-def test_large_batches_are_explained_in_parts_with_progress(mnist, digits) -> None:
-    images = digits[0][:150]
+def test_large_batches_are_explained_in_parts_with_progress(mnist, digits, monkeypatch) -> None:
+    monkeypatch.setattr("ecinn.model.BATCH_SIZE", 16)
+    images = digits[0][:20]
     p = mnist.predict(images).argmax(1)
     q = ((p + 1) % 10)[:, None]
-    q[75] = p[75]
+    q[17] = p[17]
     reports = []
     e = mnist.explain(images, q, check=False, observe=reports.append)
-    assert [(report.done, report.total) for report in reports] == [(128, 150), (150, 150)]
-    assert [skipped.index for skipped in e.skipped] == [75]
-    assert e.indices.tolist() == [i for i in range(150) if i != 75]
-    alone = mnist.explain(images[149], q[149:], check=False)
+    assert [(report.done, report.total) for report in reports] == [(16, 20), (20, 20)]
+    assert [skipped.index for skipped in e.skipped] == [17]
+    assert e.indices.tolist() == [i for i in range(20) if i != 17]
+    alone = mnist.explain(images[19], q[19:], check=False)
     torch.testing.assert_close(e.convincing[-1:], alone.convincing, atol=1e-5, rtol=1e-5)
 
 
@@ -257,11 +258,11 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 def test_samples_are_classified_as_their_class_and_differ(mnist) -> None:
-    labels = torch.arange(10).repeat(5)
+    labels = torch.arange(10).repeat(3)
     samples = mnist.sample(labels, seed=1)
     assert samples.dtype == torch.uint8
-    assert (mnist.predict(samples).argmax(1) == labels).float().mean() >= 0.96
-    assert len({sample.numpy().tobytes() for sample in samples}) == 50
+    assert torch.equal(mnist.predict(samples).argmax(1), labels)
+    assert len({sample.numpy().tobytes() for sample in samples}) == 30
     assert torch.equal(samples, mnist.sample(labels, seed=1))
     assert not torch.equal(samples, mnist.sample(labels, seed=2))
     still = mnist.sample([3, 3], temperature=0.0)
@@ -310,14 +311,14 @@ def test_an_explanation_shows_itself_in_a_notebook(mnist, digits) -> None:
 def test_fakemnist_moves_the_dot_and_hardly_anything_else() -> None:
     """On data where the truth is known, at plain α₁ and on stored images."""
     model = load("fakemnist")
-    data = load_dataset("fakemnist", "test").first(100)
+    data = load_dataset("fakemnist", "test").first(40)
     assert torch.equal(model.predict(data.images).argmax(1), data.labels)
-    q = (data.labels + torch.arange(100) % 9 + 1) % 10
+    q = (data.labels + torch.arange(40) % 9 + 1) % 10
     stored = model.explain(data.images, q[:, None]).stored_convincing[:, 0]
     assert torch.equal(FAKE_MNIST_CUE.read(stored), q)
-    assert elastic_net(data.images, stored).mean() < 7.5
+    assert elastic_net(data.images, stored).mean() < 6.4
     change = (stored.double() - data.images.double()) / 255
-    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.85
+    assert share_inside(change, FAKE_MNIST_CUE.mask).mean() > 0.9
 
 
 @pytest.mark.slow
@@ -328,11 +329,10 @@ def test_evaluation_counts_plain_and_corrected_counterfactuals() -> None:
     checkpoint = load_checkpoint("fakemnist")
     near = checkpoint.mu_bar.mean(0) + 0.28 * (checkpoint.mu_bar - checkpoint.mu_bar.mean(0))
     model = Model(replace(checkpoint, mu_bar=near))
-    result = evaluate(model, load_dataset("fakemnist", "test").first(40))
-    q = (model.predict(load_dataset("fakemnist", "test").images[:40]).argmax(1)) + random_offsets(
-        40, 10, 0
-    )
-    plain = model.explain(load_dataset("fakemnist", "test").images[:40], (q % 10)[:, None])
+    data = load_dataset("fakemnist", "test").first(24)
+    result = evaluate(model, data)
+    q = model.predict(data.images).argmax(1) + random_offsets(24, 10, 0)
+    plain = model.explain(data.images, (q % 10)[:, None])
     share = float(plain.convincing_certificate.reached.double().mean())
     assert result.reached_q == pytest.approx(share)
     assert share < 0.9

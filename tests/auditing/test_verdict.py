@@ -76,24 +76,22 @@ def test_the_worst_examples_are_those_the_judge_believes_least(verdict) -> None:
     assert min(others) >= worst.max() - 1e-3
 
 
-def test_counterfactuals_that_nobody_else_believes_are_refused(mnist, digits) -> None:
-    train = digits.first(20)
-    refused = v.assess(mnist, train, digits, judge=Contrary(), n=30)
+def test_counterfactuals_that_nobody_else_believes_are_refused(verdict, mnist, digits) -> None:
+    refused = v.assess(mnist, digits.first(20), digits, judge=Contrary(), n=30)
     # It disagrees about the originals, too: those counterfactuals do not count.
     assert refused.judge_error.mean > 0.95
     assert refused.judge_reads_q.n < 3
-    believed = v.assess(mnist, train, digits, judge=Judge(), n=30)
-    low = dataclasses.replace(believed.judge_reads_q, mean=0.5)
+    low = dataclasses.replace(verdict.judge_reads_q, mean=0.5)
     measures = {
-        name: getattr(believed, name)
+        name: getattr(verdict, name)
         for name in ("error", "judge_error", "training_bits", "test_bits", "overfitting", "focus")
     }
     graded = {
         finding.name: finding
-        for finding in v.findings(mnist, believed.evaluation, judge_reads_q=low, **measures)
+        for finding in v.findings(mnist, verdict.evaluation, judge_reads_q=low, **measures)
     }
     assert graded["the other network reads q"].grade == "bad"
-    assert dataclasses.replace(believed, findings=tuple(graded.values())).grade == "bad"
+    assert dataclasses.replace(verdict, findings=tuple(graded.values())).grade == "bad"
 
 
 def test_overfitting_is_the_difference_of_bits(generator) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint
 from ecinn.classifier.tensor_files import find_file
-from ecinn.data.celeba import class_names
+from ecinn.data.celeba import class_names, relabelled
 from ecinn.data.dataset import Dataset, load_dataset
 from ecinn.model import Model, load
 from helpers.paths import REPOSITORY, SHARED
@@ -26,11 +26,16 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 @pytest.fixture(scope="module")
-def faces(model: Model) -> Dataset:
-    """Test faces, drawn at random."""
-    data = load_dataset(model.checkpoint.recipe.dataset, "test", FACES)
-    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(7))[:16]
-    return Dataset(data.images[rows], data.labels[rows], data.class_names)
+def every_face() -> Dataset:
+    return load_dataset("celeba/Smiling", "test", FACES)
+
+
+@pytest.fixture(scope="module")
+def faces(model: Model, every_face: Dataset) -> Dataset:
+    """Eight test faces, drawn at random."""
+    data = relabelled(every_face, model.checkpoint.recipe.dataset)
+    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(7))[:8]
+    return data.select(rows)
 
 
 def test_load_by_name(model: Model) -> None:
@@ -57,29 +62,30 @@ def test_a_uniform_image_is_out_of_distribution(model: Model) -> None:
 @needs_faces
 def test_real_faces_are_explained_and_reconstructed(model: Model, faces: Dataset) -> None:
     e = model.explain(faces.images)
-    assert int((e.p == faces.labels).sum()) >= 11
-    assert int(e.convincing_certificate.reached.sum()) >= 15
+    assert int((e.p == faces.labels).sum()) >= 5
+    assert int(e.convincing_certificate.reached.sum()) >= 7
     assert float(e.round_trip_error.max()) < 1e-4
-    assert int(e.typical.sum()) >= 15
+    assert int(e.typical.sum()) >= 7
     # The middle of a face changes more than the edge.
     change = e.heatmap[:, 0].abs().mean((0, 1))
     ratio = float(change[16:56, 16:48].mean()) / float(change[:, :6].mean())
-    # The lipstick model changes backgrounds more than the others do.
-    assert ratio > (1.4 if model.checkpoint.recipe.name == "celeba-lipstick" else 1.5)
+    assert ratio > 1.2
 
 
 @pytest.mark.slow
 @pytest.mark.celeba
 @pytest.mark.skipif(not ORIGINALS.is_dir(), reason="needs ../shared/data/celeba_originals")
-def test_faces_as_people_download_them_are_read_as_the_reduced_ones(model: Model) -> None:
+def test_faces_as_people_download_them_are_read_as_the_reduced_ones(
+    model: Model, every_face: Dataset
+) -> None:
     """Files of 178×218 pixels and the reduced faces of the same people."""
-    reduced = load_dataset(model.checkpoint.recipe.dataset, "test", FACES).images
-    rows = torch.randperm(len(reduced), generator=torch.Generator().manual_seed(8))[:16]
+    reduced = every_face.images
+    rows = torch.randperm(len(reduced), generator=torch.Generator().manual_seed(8))[:8]
     with zipfile.ZipFile(ORIGINALS / "img_align_celeba.zip") as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
         files = [archive.read(names[row]) for row in rows.tolist()]
     found, expected = model.predict(files), model.predict(reduced[rows])
-    assert int((found.argmax(1) == expected.argmax(1)).sum()) >= 15
+    assert int((found.argmax(1) == expected.argmax(1)).sum()) >= 7
     assert float((found - expected).abs().mean()) < 0.02
 
 
@@ -88,7 +94,7 @@ def test_faces_as_people_download_them_are_read_as_the_reduced_ones(model: Model
 @needs_faces
 def test_faces_upside_down_are_out_of_distribution(model: Model, faces: Dataset) -> None:
     e = model.explain(faces.images.flip(2), check=False)
-    assert int((~e.typical).sum()) >= 14
+    assert int((~e.typical).sum()) >= 7
 
 
 def test_the_repository_stays_small() -> None:

@@ -18,7 +18,7 @@ def test_density_integrates_to_one() -> None:
     # In latent space almost all of the mass lies within ±6; its image under f⁻¹ is covered by
     # Monte Carlo with a wide Gaussian proposal.
     generator = torch.Generator().manual_seed(0)
-    n, spread = 400_000, 3.0
+    n, spread = 100_000, 3.0
     centre = classifier.decode(classifier.mu.detach()).mean(0, keepdim=True)
     noise = torch.randn((n, 1, 2, 2), generator=generator, dtype=torch.float64)
     x = (centre + spread * noise).detach()

@@ -40,6 +40,7 @@ def test_options_of_a_skipped_first_stage_are_refused(option: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_teacher")
 def test_train_then_explain_with_the_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Path
 ) -> None:

@@ -333,6 +333,6 @@ def test_digits_that_are_easily_misread_are_noted(size: int, ground: int) -> Non
 
 
 def test_few_real_digits_get_a_caution() -> None:
-    images = load_mnist("train").images[:1500, 0].numpy()
+    images = load_mnist("validation").images[:500, 0].numpy()
     noted = sum(bool(cautions(Image.fromarray(image))) for image in images)
     assert noted < 0.01 * len(images)

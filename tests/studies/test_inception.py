@@ -97,7 +97,7 @@ def rebuilt(original: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def images(uniform: Callable[..., Tensor]) -> Tensor:
-    return uniform(4, 3, 75, 75)
+    return uniform(2, 3, 75, 75)
 
 
 def test_relu_modules_change_nothing_that_is_computed(original, rebuilt, images) -> None:

@@ -129,8 +129,11 @@ def test_explain_is_the_librarys_explanation(
 
 
 @pytest.mark.slow
-def test_the_models_default_confidence(mnist: Model, served: ServedModel) -> None:
+def test_the_models_default_confidence(
+    mnist: Model, served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is used without a request, and named; films and sheets are corrected to it."""
+    monkeypatch.setattr("ecinn.web.service.FILM_FRAMES", 2)
     sure = dataclasses.replace(served, name="sure", model=with_default(mnist, 0.8))
     body = {"model": "sure", "images": [{"sample": 18}], "targets": [8]}
     one = {"model": "sure", "image": {"sample": 18}}

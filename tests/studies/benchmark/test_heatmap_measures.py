@@ -210,7 +210,7 @@ def test_relative_noise_is_0_for_smooth_maps_and_1_for_the_networks_own_noise() 
 @pytest.mark.skipif(not CELEBA.is_dir(), reason="needs ../shared/data/celeba")
 def test_white_noise_of_inception_v3_looks_smoother_than_of_the_inn() -> None:
     """64 → 224 pixels: 2.46, .24 and .65, where smile's maps on Inception-V3 lie."""
-    images = to_pixels(load_dataset("celeba/Smiling", "test", CELEBA).images[:500])
+    images = to_pixels(load_dataset("celeba/Smiling", "test", CELEBA).images[:200])
     null = {
         side: noisiness(
             white_noise_maps(Enlarging(side), images, images.mean(0), torch.Generator())

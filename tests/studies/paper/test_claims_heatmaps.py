@@ -162,7 +162,7 @@ def test_evidence_is_more_faithful_than_noise(mnist, small_classifier, generator
         class_names=("0", "1", "2"),
     )
     model = Model(small)
-    x = torch.rand((40, 1, 8, 8), generator=generator)
+    x = torch.rand((24, 1, 8, 8), generator=generator)
     p = model.predict(x).argmax(1)
     explained = ExplainedImages(model, x, p, (p + 1) % 3, x.roll(1, 0))
     signed = explained.maps(explained.inn)["integrated_gradients"].maps

@@ -26,6 +26,7 @@ def test_a_moved_dot_is_supported_and_another_digit_refuted(dots, judges) -> Non
     assert judgement(planted.few_class_pixels()).verdict == "supported"
     perfect = with_counterfactuals(dots, cue.paint(dots.images, dots.q))
     claim = judgement(planted.only_dots_change(perfect, cue, judges, 0))
+    assert claim.verdict != "refuted"
     assert claim.numbers["inside_squared"].mean == pytest.approx(1)
     assert claim.numbers["inside_absolute"].mean == pytest.approx(1)
     assert claim.numbers["outside_grey_levels"].mean == claim.numbers["outside_at_most"] == 0
