@@ -12,6 +12,8 @@ Tau = Float[Tensor, ""] | float
 
 FARTHEST_ALPHA = 100.0
 """Limit of the search for α; at α = 1 the mean of one class has moved to that of the other."""
+POINTS = 15
+"""Values of α that a round of this search tries at once: four bits a round."""
 
 
 def log_likelihood(
@@ -115,6 +117,9 @@ def confident_alpha(
         reachable = (rate < 0) & (alpha.abs() <= FARTHEST_ALPHA)
         return torch.where(reachable, alpha, 0.0).to(z.dtype), reachable
 
+    # Several α per line: the dimension before the classes.
+    start, slope, least = start[..., None, :], slope[..., None, :], asked.log()[..., None]
+
     def log_posterior_of_q(alpha: Tensor) -> Tensor:
         return -(start + alpha[..., None] * slope).logsumexp(-1)
 
@@ -122,11 +127,11 @@ def confident_alpha(
         return ((start + alpha[..., None] * slope).softmax(-1) * slope).sum(-1) < 0
 
     low, high = -torch.full_like(asked, FARTHEST_ALPHA), torch.full_like(asked, FARTHEST_ALPHA)
-    highest = bisect(still_rises, low, high)
-    alpha = bisect(lambda alpha: log_posterior_of_q(alpha) < asked.log(), low, highest)
+    highest = bisect(still_rises, low, high, POINTS)
+    alpha = bisect(lambda alpha: log_posterior_of_q(alpha) < least, low, highest, POINTS)
     # A maximum at the lower end of the bracket: the line leads away from q.
-    away = ~still_rises(low)
-    reachable = ~away & (log_posterior_of_q(highest) >= asked.log())
+    away = ~still_rises(low[..., None])[..., 0]
+    reachable = ~away & (log_posterior_of_q(highest[..., None]) >= least)[..., 0]
     best = torch.where(away, 0.0, highest)
     return torch.where(reachable, alpha, best).to(z.dtype), reachable
 
@@ -148,15 +153,20 @@ def departing_alpha(
 
 
 def bisect(
-    too_low: Callable[[Tensor], Tensor],
+    too_low: Callable[[Float[Tensor, "*batch points"]], Bool[Tensor, "*batch points"]],
     low: Float[Tensor, "*batch"],
     high: Float[Tensor, "*batch"],
+    points: int = 1,
 ) -> Float[Tensor, "*batch"]:
-    """Find where `too_low` turns false between low and high, to the last bit."""
-    for _ in range(70):
-        middle = (low + high) / 2
-        below = too_low(middle)
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    """Find where `too_low` turns false between low and high, to the last bit.
+
+    Every round divides the interval at this many points at once: more of them take fewer rounds.
+    """
+    places = torch.arange(1, points + 1, dtype=low.dtype, device=low.device)
+    for _ in range(math.ceil(70 / math.log2(points + 1))):
+        part = (high - low) / (points + 1)
+        below = too_low(low[..., None] + part[..., None] * places).sum(-1)
+        low, high = low + below * part, low + (below + 1) * part
     return (low + high) / 2
 
 

@@ -183,7 +183,7 @@ def fit_tau(
 
     def too_low(log_tau: Tensor) -> Tensor:
         posterior = (log_tau.exp() * logits).softmax(1)
-        return ((posterior * logits).sum(1) - expected).mean() < 0
+        return ((posterior * logits).sum(1) - expected).mean()[None] < 0
 
     low, high = (torch.full_like(own[0], limit) for limit in (-20.0, 20.0))
     return equations.bisect(too_low, low, high).exp().to(z.dtype)
