@@ -12,17 +12,16 @@ from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Splits
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.training.agreement import classifier_accuracy, measure_agreement
+from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
 from ecinn.training.distillation import (
-    ANSWERS_FILE,
     REPORT_FILE,
-    Splits,
     distill_classifier,
     queries_needed,
     student_recipe,
