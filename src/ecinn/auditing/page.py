@@ -1,6 +1,6 @@
 """Render audits, verdicts and distillations as self-contained HTML pages, from templates."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import Array
 from ecinn.drawing.table import number_interval
+from ecinn.metrics.statistics import Interval
 from ecinn.pixels import to_uint8
 from ecinn.training.distillation import Distilled
 
@@ -125,7 +126,7 @@ def _measures(distilled: Distilled) -> Iterator[tuple[str, str, int, str]]:
     """Yield name, value, number of images and meaning of every measure."""
     a, accuracy = distilled.agreement, distilled.accuracy
     one, three, four = (partial(number_interval, digits=digits) for digits in (1, 3, 4))
-    rows = [
+    rows: list[tuple[str, Callable[[Interval], str], Interval, str]] = [
         ("agreement", percentage, a.agreement, "both predict the same class"),
         (
             "difference of probabilities",

@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.reading import stored_posterior
-from ecinn.explanation.result import Explanation, join
+from ecinn.explanation.result import Confidence, Explanation, join
 from ecinn.metrics.counterfactuals import confidence_consistency
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
@@ -94,7 +94,8 @@ class Agreement:
     flipped_after: Interval
     """The same after correcting α on the classifier's answers."""
     not_explained: Interval
-    """Share of counterfactuals that it does not read as requested even then."""
+    """Share of counterfactuals that it does not read as requested even then, or only far outside
+    (`Explanation.explained`)."""
     correlation: Interval
     """Pearson's r of requested confidences and the classifier's, at the student's α."""
     correlation_after: Interval
@@ -143,12 +144,14 @@ def measure_agreement(
     *,
     n: int = 300,
     seed: int = 0,
+    confidence: Confidence | None = None,
     asked: Sequence[float] = ASKED,
     observe: Observer = ignore,
 ) -> Agreement:
     """Compare both on all images, whose answers are known, and on the paths of the first n.
 
     Args:
+        confidence: of the counterfactuals that should flip the classifier; None for the default.
         asked: confidences to request; image i is moved to confidence i modulo their number.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -163,7 +166,7 @@ def measure_agreement(
     offsets = random_offsets(n, answers.shape[1], seed)
     q = ((answers[:n].argmax(1) + offsets) % answers.shape[1])[:, None]
     report = counter(observe, "comparing with the classifier", 2 * n)
-    flips = verified.explain(images[:n], q)
+    flips = verified.explain(images[:n], q, confidence=confidence)
     report(n)
     levels = [(level, torch.arange(i, n, len(asked))) for i, level in enumerate(asked)]
     requests = [
@@ -199,7 +202,7 @@ def measure_agreement(
         requested=flips.requested,
         flipped=proportion(first.cpu().flatten()),
         flipped_after=proportion(corrected.flatten()),
-        not_explained=proportion(~flips.as_requested.cpu().flatten()),
+        not_explained=proportion(~_explained(flips)),
         correlation=before.correlation,
         correlation_after=after.correlation,
         within_after=after.within,
@@ -217,6 +220,11 @@ def _answers(e: Explanation, which: str) -> Float[Tensor, "batch 1 classes"]:
 
 def _of_q(e: Explanation, which: str) -> Float[Tensor, "batch 1"]:
     return _answers(e, which).gather(2, e.q[..., None])[..., 0].cpu()
+
+
+def _explained(e: Explanation) -> Bool[Tensor, " pairs"]:
+    assert e.explained is not None
+    return e.explained.flatten().cpu()
 
 
 def _queries(e: Explanation) -> Int[Tensor, " pairs"]:

@@ -237,8 +237,9 @@ def student_recipe(
         )
         recipe = plan.recipe
     elif framing is not None:
-        own = {"dataset": DATASET, "mnist_framing": False, "face_crop": None}
-        recipe = replace(recipe, framing=framing, **own)
+        recipe = replace(
+            recipe, dataset=DATASET, framing=framing, mnist_framing=False, face_crop=None
+        )
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
