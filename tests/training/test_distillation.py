@@ -1,6 +1,6 @@
 """Distillation of a classifier whose every answer is a formula, and its report."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,16 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.framing import Framing
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
-from ecinn.training.agreement import classifier_accuracy, measure_agreement
+from ecinn.training.agreement import Agreement, classifier_accuracy, measure_agreement
 from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
 from ecinn.training.distillation import (
+    CONFIDENCE,
     REPORT_FILE,
     distill_classifier,
     queries_needed,
@@ -30,7 +32,7 @@ from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_st
 from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
-from helpers.builders import small_model
+from helpers.builders import small_model, with_default
 
 NAMES = ("left", "right")
 CPU = torch.device("cpu")
@@ -148,6 +150,18 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     assert twin.path_difference.mean < 1e-5
     assert twin.flipped.n == 10
     assert twin.queries == box.queries - 40
+    assert (len(twin.random), len(twin.worst)) == (10, 10)
+    assert twin.not_explained.mean == 0.0
+    of_q = twin.worst.convincing_certificate.answer.gather(2, twin.worst.q[..., None]).flatten()
+    assert torch.equal(of_q, of_q.sort().values)
+    assert {*twin.to_dict()} == {field.name for field in fields(Agreement)} - {"random", "worst"}
+    # At 99 %, half of them might have been read as the target and not as requested.
+    unsure = BlackBox(lambda x: 0.6 * student.predict(x) + 0.4 / 3, student.class_names)
+    unsure.preprocessing = box.preprocessing
+    sure = with_default(student, 0.99)
+    weak = measure_agreement(sure, unsure, images, unsure.predict(images), n=10)
+    assert weak.flipped_after.mean == 1.0
+    assert weak.not_explained.mean == 1.0  # 73 % is the most that it ever gives
     turned = answers[:, [1, 2, 0]]
     other = BlackBox(lambda x: student.predict(x)[:, [1, 2, 0]], student.class_names)
     other.preprocessing = box.preprocessing
@@ -285,6 +299,12 @@ def test_arrays_become_stored_images_channels_first() -> None:
 def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     chosen = student_recipe(data(4, 0), CPU, recipe="mnist")
     assert chosen.finetuning is not None
+    assert chosen.default_confidence == CONFIDENCE
+    assert student_recipe(data(4, 0), CPU, recipe="celeba-smile").default_confidence == CONFIDENCE
+    own = replace(recipe(), default_confidence=0.8)
+    assert student_recipe(data(4, 0), CPU, recipe=own).default_confidence == 0.8
+    framed = student_recipe(data(4, 0), CPU, recipe="mnist", framing=Framing("pad"))
+    assert (framed.dataset, framed.framing, framed.mnist_framing) == ("own", Framing("pad"), False)
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")

@@ -146,7 +146,7 @@ def _measures(distilled: Distilled) -> Iterator[tuple[str, str, int, str]]:
             "not explained",
             percentage,
             a.not_explained,
-            f"the classifier does not read the corrected image as requested ({a.requested})",
+            "the classifier does not read the corrected image as requested, or only far outside",
         ),
         (
             "requested confidence, r",

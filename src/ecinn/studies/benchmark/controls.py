@@ -228,8 +228,7 @@ def distill_control(
     black_box = BlackBox(lambda x: network(x.to(device)), data.train.class_names, name=name)
     recipe = student_recipe(data.train, device, observe=observe)
     assert recipe.finetuning is not None
-    batch = min(recipe.batch_size, len(data.train))
-    path = replace(recipe.finetuning, epochs=size.path_epochs, batch_size=batch)
+    path = replace(recipe.finetuning, epochs=size.path_epochs)
     recipe = replace(recipe, name=name, epochs=size.epochs, finetuning=path, seed=seed)
     # The labels are not needed, and `labelled` would refuse a classifier of shuffled ones.
     with tempfile.TemporaryDirectory() as folder:
