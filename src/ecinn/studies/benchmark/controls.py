@@ -366,7 +366,7 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
             "A planted shortcut",
             [
                 {
-                    "cue agrees with the label %": percent(each.dose, 0),
+                    "dose %": percent(each.dose, 0),
                     "cue changes the answer %": percent_interval(each.cue_changes),
                     "digit changes the answer %": percent_interval(each.digit_changes),
                     "student agrees %": percent_interval(each.agreement),
@@ -421,7 +421,7 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
     )
     right.axhline(1, color="#777777", linestyle="--", linewidth=1, label="average place")
     for axes in (left, right):
-        axes.set_xlabel("training pictures whose cue agrees with the label, %")
+        axes.set_xlabel("dose: training cues that agree with the label, %")
         axes.set_xticks(doses)
         axes.legend(frameon=False)
     buffer = io.BytesIO()
