@@ -39,8 +39,7 @@ from ecinn.training.state import Answers
 
 REPORT_FILE = "distillation.json"
 ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
-"""Fine-tuning of a student whose recipe has none; the numbers are those of digits, but batches are
-those of the first stage, so that few images make enough steps."""
+"""Fine-tuning of a student whose recipe has none; the numbers are those of digits."""
 CONFIDENCE = 0.95
 """What explanations of a student request by default: within the tolerance of 0.05, the classifier
 must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
@@ -244,7 +243,7 @@ def student_recipe(
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
-        finetuning=recipe.finetuning or replace(ON_THE_PATH, batch_size=recipe.batch_size),
+        finetuning=recipe.finetuning or ON_THE_PATH,
         label_smoothing=0.0,
         attribute_weight=0.0,
         distillation_weight=0.0,

@@ -91,8 +91,9 @@ def test_memorised_noise_is_not_explained() -> None:
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
     assert true.accuracy.mean > 0.9
     assert shuffled.accuracy.mean < 0.3
-    # With eight tries the target often wins by chance, which is not enough.
-    assert shuffled.flipped.mean > 0.15
+    # With eight tries the target often wins by chance, which is not enough. By the student's own
+    # answers it would always win.
+    assert 0.15 < shuffled.flipped.mean < 0.6
     assert shuffled.not_explained.mean >= controls.NOT_EXPLAINED
     assert true.not_explained.mean < 0.5
 

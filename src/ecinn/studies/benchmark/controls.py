@@ -19,7 +19,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.planted import Cue
-from ecinn.drawing.table import Table, number_interval, percent, percent_interval
+from ecinn.drawing.table import Table, number_interval, percent_interval
 from ecinn.errors import InputError
 from ecinn.metrics.heatmaps import importance, relative_density
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
@@ -224,11 +224,11 @@ def distill_control(
     device: torch.device,
     observe: Observer,
 ) -> tuple[Distilled, BlackBox]:
-    """Distil a classifier as `ecinn distill` does, with fewer epochs."""
+    """Distil a classifier as `ecinn distill` does, with fewer epochs and small batches."""
     black_box = BlackBox(lambda x: network(x.to(device)), data.train.class_names, name=name)
     recipe = student_recipe(data.train, device, observe=observe)
     assert recipe.finetuning is not None
-    path = replace(recipe.finetuning, epochs=size.path_epochs)
+    path = replace(recipe.finetuning, epochs=size.path_epochs, batch_size=recipe.batch_size)
     recipe = replace(recipe, name=name, epochs=size.epochs, finetuning=path, seed=seed)
     # The labels are not needed, and `labelled` would refuse a classifier of shuffled ones.
     with tempfile.TemporaryDirectory() as folder:
@@ -366,7 +366,7 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
             "A planted shortcut",
             [
                 {
-                    "dose %": percent(each.dose, 0),
+                    "dose": f"{100 * each.dose:.0f} %",
                     "cue changes the answer %": percent_interval(each.cue_changes),
                     "digit changes the answer %": percent_interval(each.digit_changes),
                     "student agrees %": percent_interval(each.agreement),
