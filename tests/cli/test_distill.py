@@ -153,3 +153,10 @@ def test_a_student_of_a_folder_knows_its_pictures(tmp_path: Path) -> None:
     code, _, stderr = run("audit", folder, "--out", tmp_path / "audit.html", "--device", "cpu")
     assert code == 0, stderr
     assert "already holds a run" in run(*command)[2]
+    # A resumed run keeps pictures and recipe, and refuses other pictures.
+    code, stdout, stderr = run(*command, "--resume", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["agreement"] == report["agreement"]
+    Image.new("L", (16, 16), 77).save(pictures / "left" / "new.png")
+    assert "other images" in run(*command, "--resume")[2]
+    assert json.loads((folder / "data.json").read_text()) == stored

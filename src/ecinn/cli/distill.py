@@ -120,7 +120,7 @@ def distill(
         if finetune_epochs is not None:
             tuning = replace(chosen.finetuning, epochs=finetune_epochs)  # type: ignore[type-var]
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
-        if isinstance(splits, OwnData):
+        if isinstance(splits, OwnData) and stored is None:
             keep_run(out_dir, splits, chosen)
         on_data, per_epoch = queries_needed(chosen, splits)
         path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
