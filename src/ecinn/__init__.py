@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ecinn.attribution.captum import CounterfactualAttribution
     from ecinn.attribution.heatmaps import attribute
     from ecinn.auditing.measurement import audit
     from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
@@ -28,6 +29,7 @@ __all__ = [
     "Architecture",
     "Augmentation",
     "Certificate",
+    "CounterfactualAttribution",
     "Dataset",
     "EcinnError",
     "Evaluation",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "attribution.captum": ("CounterfactualAttribution",),
     "attribution.heatmaps": ("attribute",),
     "auditing.measurement": ("audit",),
     "classifier.recipes": ("RECIPES", "FineTuning", "Recipe"),

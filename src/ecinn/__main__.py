@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 
 def main() -> None:
@@ -18,7 +19,19 @@ def main() -> None:
         if os.environ.get("ECINN_DEBUG"):
             raise
         sys.exit(f"error: cannot start: {error} (set ECINN_DEBUG=1 to see the traceback)")
-    cli.main()
+    try:
+        cli.main()
+    except SystemExit as stop:
+        _end_with_threads(stop.code)
+        raise
+
+
+def _end_with_threads(code: object) -> None:
+    """End at once if a classifier still hangs in a thread: torch would abort the process."""
+    if any(thread.name == "ecinn-abandoned" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def bars(console: "Console") -> Iterator[Observer]:
     """
     widgets = console.is_jupyter and find_spec("ipywidgets") is not None
     if not (console.is_terminal or widgets):
-        yield Lines(lambda line: console.print(plain(line)))
+        yield Lines(lambda line: console.print(plain(line), soft_wrap=True, highlight=False))
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

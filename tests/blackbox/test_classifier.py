@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -113,6 +114,21 @@ def test_exceptions_and_hangs_are_tried_again_and_then_reported() -> None:
     assert box.queries == ATTEMPTS * 2
     with pytest.raises(EcinnError, match=r"within 0\.05 seconds"):
         BlackBox(lambda x: time.sleep(0.5), NAMES, timeout=0.05).predict(images(1))
+
+
+def test_threads_get_their_own_answers() -> None:
+    """The first answer takes longest."""
+
+    def slow(x: Tensor) -> Tensor:
+        time.sleep(0.02 * len(x))
+        return logits(x)
+
+    box = BlackBox(slow, NAMES)
+    asked = [images(n, seed=n) for n in (5, 4, 3, 2, 1)]
+    with ThreadPoolExecutor(5) as threads:
+        for stored, answer in zip(asked, threads.map(box.predict, asked), strict=True):
+            torch.testing.assert_close(answer, expected(stored))
+    assert box.queries == 15
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -14,29 +16,12 @@ from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
 from ecinn.data.mnist import load_mnist
 from ecinn.flow.network import Stage
 from helpers.command_line import fails, run
-
-
-class NearestMean(nn.Module):
-    """Logits of digits: scaled negative distances to the mean digits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        data = load_mnist("train").first(5000)
-        x = data.images.flatten(1).float() / 255
-        means = torch.stack([x[data.labels == digit].mean(0) for digit in range(10)])
-        self.register_buffer("means", means)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -0.2 * torch.cdist(x.flatten(1), self.means).square()
+from helpers.students import NearestMean, save_script
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("script") / "nearest.pt"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.trace(NearestMean(), torch.zeros((2, 1, 28, 28))).save(path)
-    return path
+    return save_script(NearestMean(), tmp_path_factory.mktemp("script") / "nearest.pt")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +52,33 @@ def test_a_classifier_of_another_size_is_one_line(script: Path, tmp_path: Path) 
     (error,) = (line for line in stderr.splitlines() if line.startswith("error:"))
     assert "nearest.pt failed with" in error
     assert "50×1×14×14" in error
+    assert "TorchScript interpreter" not in error
+    assert "same number of columns" in error
+
+
+class Hanging(nn.Module):
+    """Computes for ever, outside of Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sum()
+        while bool(y == y):
+            y = y * 1.0
+        return x.mean((2, 3))
+
+
+@pytest.mark.slow
+def test_a_classifier_that_hangs_is_one_line_and_the_command_ends(tmp_path: Path) -> None:
+    """Threads that torch still uses would abort the process at its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Hanging()).save(tmp_path / "hang.pt")
+    command = [
+        sys.executable, "-m", "ecinn", "distill", "--classifier", tmp_path / "hang.pt", "--data",
+        "mnist", "--limit", "10", "--out", tmp_path / "out", "--device", "cpu", "--timeout", "0.5",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: hang.pt gave no answer within 0.5 s")
 
 
 @pytest.mark.slow

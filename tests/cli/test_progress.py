@@ -7,6 +7,7 @@ from rich.console import Console
 
 from ecinn.cli.progress import bars
 from ecinn.progress import INTERVAL, SLOW, Lines, Progress, format_figures
+from ecinn.progress import bars as show
 
 
 class Log:
@@ -101,6 +102,14 @@ def test_pipes_get_lines_and_brackets_are_kept(capsys: pytest.CaptureFixture[str
     with bars() as observe:
         observe(Progress("reading [bold]", 7, 7))
     assert capsys.readouterr().err == "reading [bold]: 7/7  done in 0 s\n"
+
+
+def test_a_line_stays_one_line_on_a_narrow_console() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    with show(console) as observe:
+        observe(Progress("a task with a long name", 3, 3, {"loss": 0.5, "error": 0.25}))
+    (line,) = console.file.getvalue().splitlines()
+    assert line.startswith("a task with a long name: 3/3  loss 0.500  error 25.00 %")
 
 
 def test_terminals_get_bars_of_running_tasks() -> None:

@@ -214,6 +214,25 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
     assert load_checkpoint(run_folder).recipe.learning_rate == 0.01
 
 
+@pytest.mark.slow
+def test_a_run_that_learned_nothing_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[dict[str, Any]]
+) -> None:
+    """Ctrl-C before the end of the first epoch leaves only the plan."""
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
+    table, run_folder = scans(tmp_path / "scans"), tmp_path / "run"
+    command = ("train", table, "--out", run_folder, "--device", "cpu", "--channels", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("ecinn.training.loop._Run.train", _interrupt)
+        code, _, stderr = run(*command)
+    assert code == 130
+    assert "start again" in stderr
+    assert [file.name for file in run_folder.iterdir()] == ["data.json"]
+    code, _, stderr = run(*command, "--size", 16)
+    assert code == 0, stderr
+    assert len(plan) == 2
+
+
 def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

@@ -384,6 +384,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (shutil.rmtree, "there is no"),
     "nothing in it": (lambda folder: [shutil.rmtree(f) for f in folder.iterdir()], "no pictures"),
     "splits and classes": (lambda folder: (folder / "train" / "x").mkdir(parents=True), "others"),
+    "a class name that is not UTF-8": (
+        lambda folder: (folder / "dog").rename(folder / os.fsdecode(b"d\xffg")),
+        "'d.udcffg' is not named in UTF-8",
+    ),
     "too many classes": (
         lambda folder: [shutil.copytree(folder / "cat", folder / f"{n}") for n in range(99)],
         "has 101 classes",
@@ -409,9 +413,23 @@ def test_an_unreadable_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(InputError, match="dog: Permission denied"):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(InputError, match="dog: Permission denied"):
+            load_own_data(folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    with pytest.raises(InputError, match=r"cannot read .*: change its permissions"):
         load_own_data(folder)
+
+
+def test_file_names_may_be_any_bytes(folder: Path) -> None:
+    odd = folder / "cat" / os.fsdecode(b"\xff\n[red].png")
+    (folder / "cat" / "01.png").rename(odd)
+    assert pixels(noise(1)) in everything(load_own_data(folder))
+    odd.write_bytes(b"no picture")
+    with pytest.raises(InputError, match="1 of 40 pictures") as error:
+        load_own_data(folder)
+    assert "red" in str(error.value)
 
 
 TABLES = {
@@ -449,6 +467,7 @@ def test_arrays_of_other_shapes_and_kinds_are_refused(tmp_path: Path) -> None:
         ({"images": images[0], "labels": labels}, "images but labels|of shape"),
         ({"images": np.zeros((4, 8, 8, 5)), "labels": labels}, "of shape"),
         ({"images": np.full((4, 8, 8, 3), 3.5), "labels": labels}, "colours are"),
+        ({"images": np.full((4, 8, 8), np.nan), "labels": labels}, "NaN"),
     ):
         np.savez(tmp_path / "a.npz", **arrays)
         with pytest.raises(InputError, match=says):

@@ -103,6 +103,7 @@ def test_alpha_is_where_the_classifier_has_the_confidence_and_is_torn(
     alone = explain(student, student.mu, x, 1, confidence=confidence)
     assert (at_zero + alone.alpha[:, 0] * slope - wanted).abs().max() > 0.3
     assert e.explained.all()
+    assert e.verification.tied.all()
     assert (e.verification.queries <= MAX_QUERIES).all()
 
 
@@ -183,6 +184,7 @@ def test_what_the_classifier_never_says_is_not_explained_and_counted() -> None:
     others = (e.q == 2).nonzero(as_tuple=True)
     assert not e.explained[against].any()
     assert e.explained[others].all()
+    assert not e.verification.tied[against].any()
     assert (e.verification.queries[against] == MAX_QUERIES).all()
     report = e.to_dict()
     assert report["classifier"]["not_explained"] == len(x)

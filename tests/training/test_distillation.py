@@ -1,10 +1,13 @@
 """Distillation of a classifier whose every answer is a formula, and its report."""
 
+import io
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 import ecinn
@@ -18,6 +21,7 @@ from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
+from ecinn.training import fitting
 from ecinn.training.agreement import Agreement, classifier_accuracy, measure_agreement
 from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
@@ -283,8 +287,74 @@ def test_distill_takes_any_callable_and_anything_like_an_array() -> None:
     assert 0 <= float(seen[1].min()) < float(seen[1].max()) <= 1
     assert model.explain(images.images[:2]).verification is not None
     assert model.student.explain(images.images[:2]).verification is None
-    with pytest.raises(InputError, match="as many labels"):
-        ecinn.distill(predict, images.images, [0, 1], recipe=recipe(1))
+
+
+def test_distill_names_classes_shows_progress_and_takes_a_generator(monkeypatch) -> None:
+    """Without names, the sorted labels are the names of the outputs."""
+    images = data(100, 5)
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(fitting, "Console", lambda stderr: console)
+    models = [
+        ecinn.distill(
+            lambda x: halves(x).softmax(1).numpy(),
+            list(images.images),
+            [("a", "b")[label] for label in images.labels.tolist()],
+            recipe=recipe(1),
+            device="cpu",
+            random_state=np.random.default_rng(4),
+        )
+        for _ in range(2)
+    ]
+    assert models[0].class_names == ("a", "b")
+    assert models[0].recipe.seed == models[1].recipe.seed != 0
+    assert "asking classifier: 80/80" in console.file.getvalue()
+    said = len(console.file.getvalue())
+    ecinn.distill(halves, images.images, recipe=recipe(1), device="cpu", verbose=False)
+    assert len(console.file.getvalue()) == said
+
+
+@pytest.mark.parametrize(
+    ("predict", "labels", "options", "message"),
+    [
+        (halves, [0, 1], {}, "100 images and 2 labels"),
+        (halves, list("abc") * 33 + ["a"], {}, "label 'a' is none of"),
+        (halves, [1, 2, 3, 4] * 25, {}, "labels from 0 to 1"),
+        (halves, [None] * 100, {}, "missing"),
+        (halves, None, {"class_names": "abc"}, r"\(10, 2\), not \(10, 3\)"),
+        (halves, None, {"random_state": -1}, "random_state"),
+        (halves, None, {"queries": 30}, "30 queries are too few"),
+        ("net.onnx", None, {}, "not str"),
+        (lambda x: None, None, {}, "array of numbers, not NoneType"),
+        (lambda x: [[0.5], [0.2, 0.3]], None, {}, "array of numbers, not list"),
+        (lambda x: halves(x).argmax(1), None, {}, "class numbers"),
+        (lambda x: halves(x)[:1], None, {}, r"\(1, 2\), not \(10, 2\)"),
+        (lambda x: halves(x) * float("nan"), None, {}, "NaN"),
+        (lambda x: 1 // 0, None, {}, "ZeroDivisionError"),
+    ],
+)
+def test_distill_refuses_wrong_input_in_one_line(predict, labels, options, message) -> None:
+    undecorated = getattr(ecinn.distill, "__wrapped__", ecinn.distill)
+    settings = {"recipe": recipe(1), "device": "cpu", "verbose": False} | options
+    with pytest.raises(EcinnError, match=message) as error:
+        undecorated(predict, data(100, 5).images, labels, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_ctrl_c_in_distill_says_what_is_kept_and_resumes(tmp_path: Path) -> None:
+    def press_ctrl_c(progress: Progress) -> None:
+        if progress.figures.get("epoch") == 2:
+            raise KeyboardInterrupt
+
+    images, settings = data(100, 5).images, {"recipe": recipe(2), "device": "cpu"}
+    with pytest.raises(InterruptedRunError, match="nothing is kept"):
+        ecinn.distill(halves, images, observe=press_ctrl_c, **settings)
+    kept = {"folder": tmp_path / "kept"} | settings
+    with pytest.raises(InterruptedRunError, match="resume"):
+        ecinn.distill(halves, images, observe=press_ctrl_c, **kept)
+    resumed = ecinn.distill(halves, images, resume=True, verbose=False, **kept)
+    whole = ecinn.distill(halves, images, verbose=False, **settings)
+    for name, value in whole.classifier.state_dict().items():
+        assert torch.equal(value, resumed.classifier.state_dict()[name]), name
 
 
 def test_arrays_become_stored_images_channels_first() -> None:

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 import ecinn
@@ -12,7 +13,7 @@ from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Stage
 from ecinn.progress import Progress
 from ecinn.training import fitting
-from ecinn.training.fitting import dataset_from_arrays, split_classes
+from ecinn.training.fitting import dataset_from_arrays, seed_from, split_classes
 
 
 @pytest.fixture
@@ -35,14 +36,57 @@ def test_all_layouts_and_types_give_the_same_images(random) -> None:
         list(colour),
     ):
         assert torch.equal(dataset_from_arrays(given, labels).images, expected)
+    for given in (
+        colour.tolist(),
+        colour.astype(np.int64),
+        [Image.fromarray(image) for image in colour],
+        [torch.from_numpy(image).requires_grad_() for image in first / 255],
+        tuple(torch.from_numpy(first)),
+    ):
+        assert torch.equal(dataset_from_arrays(given, labels).images, expected)
     grey = colour[..., 0]
-    for given in (grey, grey[..., None], grey[:, None], grey / 255):
+    for given in (
+        grey,
+        grey[..., None],
+        grey[:, None],
+        grey / 255,
+        [Image.fromarray(image) for image in grey],
+    ):
         assert torch.equal(dataset_from_arrays(given, labels).images, expected[:, :1])
+    half = dataset_from_arrays((torch.from_numpy(grey) / 255).bfloat16(), labels).images
+    assert (half[:, 0].int() - torch.from_numpy(grey).int()).abs().max() <= 1
     between = dataset_from_arrays(np.full((4, 8, 8), 99.7 / 255), labels).images
     assert between.unique().tolist() == [100]
     frozen = grey.copy()
     frozen.flags.writeable = False
     assert torch.equal(dataset_from_arrays(frozen, labels).images, expected[:, :1])
+
+
+def test_pillow_images_of_all_modes_are_seen_as_a_viewer_shows_them(random) -> None:
+    """A palette's numbers are not brightness; grey and colour mixed are colour."""
+    colour = random.integers(0, 256, (4, 8, 8, 3)).astype(np.uint8)
+    shown = [Image.fromarray(image) for image in colour]
+    palette = [image.quantize(16) for image in shown]
+    mixed = [shown[0], shown[1].convert("L"), shown[2].convert("RGBA"), palette[3]]
+    for images in (palette, mixed):
+        expected = np.stack([np.asarray(image.convert("RGB")) for image in images])
+        data = dataset_from_arrays(images, [0, 1, 0, 1]).images
+        assert np.array_equal(data.permute(0, 2, 3, 1).numpy(), expected)
+    ink = colour[..., 0] > 99
+    black_and_white = [Image.fromarray(image) for image in ink]
+    for images in (black_and_white, ink):
+        data = dataset_from_arrays(images, [0, 1, 0, 1]).images
+        assert np.array_equal(data[:, 0].numpy(), 255 * ink)
+
+
+def test_a_random_state_is_what_scikit_learn_takes() -> None:
+    assert seed_from(7) == seed_from(np.int64(7)) == 7
+    for kind in (np.random.RandomState, np.random.default_rng):
+        assert seed_from(kind(1)) == seed_from(kind(1)) != seed_from(kind(2))
+    assert seed_from(None) != seed_from(None)
+    for wrong in (-1, "1", 1.0, True):
+        with pytest.raises(InputError, match="random_state"):
+            seed_from.__wrapped__(wrong)
 
 
 def test_labels_become_class_numbers() -> None:
@@ -52,6 +96,9 @@ def test_labels_become_class_numbers() -> None:
         (np.array(["b", "a", "a", "b"], object), ("b", "a"), [0, 1, 1, 0], ("b", "a")),
         (torch.tensor([7, 3, 3, 7]), None, [1, 0, 0, 1], ("3", "7")),
         (np.array([1, 0, 0, 1], np.uint8), ("no", "yes"), [1, 0, 0, 1], ("no", "yes")),
+        ([2.0, 1.0, 2.0, 1.0], None, [1, 0, 1, 0], ("1", "2")),
+        (np.array([[5], [3], [3], [5]]), None, [1, 0, 0, 1], ("3", "5")),
+        ([b"y", b"x", b"x", b"y"], None, [1, 0, 0, 1], ("x", "y")),
     ):
         data = dataset_from_arrays(images, labels, names)
         assert data.labels.tolist() == numbers
@@ -65,9 +112,14 @@ def test_labels_become_class_numbers() -> None:
         ("4 images and 3 labels", np.zeros((4, 8, 8), np.uint8), [0, 1, 1], None),
         ("of shape", np.zeros((4, 8), np.uint8), [0, 1, 0, 1], None),
         ("1 or 3 channels", np.zeros((4, 2, 8, 8), np.uint8), [0, 1, 0, 1], None),
-        ("not int64", np.zeros((4, 8, 8), np.int64), [0, 1, 0, 1], None),
+        ("0 and 255, not -1 and 0", -np.eye(8, dtype=int)[None].repeat(4, 0), [0, 1] * 2, None),
+        ("12 or 16 bits", np.zeros((4, 8, 8), np.uint16), [0, 1, 0, 1], None),
+        ("for files", ["a.png", "b.png"], [0, 1], None),
+        ("for files", None, [0, 1], None),
         ("divide", np.full((4, 8, 8), 1.5), [0, 1, 0, 1], None),
-        ("divide", np.full((4, 8, 8), np.nan), [0, 1, 0, 1], None),
+        ("NaN", np.full((4, 8, 8), np.nan), [0, 1, 0, 1], None),
+        ("label 1 is missing", np.zeros((2, 8, 8)), ["a", None], None),
+        ("label 0 is missing", np.zeros((2, 8, 8)), [np.nan, 1], None),
         ("differ in shape", [np.zeros((8, 8)), np.zeros((9, 9))], [0, 1], None),
         ("one integer or string", np.zeros((4, 8, 8)), [0.5, 1.0, 0.5, 1.0], None),
         ("at least 2 classes", np.zeros((4, 8, 8)), [1, 1, 1, 1], None),
@@ -141,5 +193,5 @@ def test_two_images_of_each_class_are_enough(random) -> None:
     images = np.zeros((4, 8, 8), np.uint8)
     images[:2, :, :4], images[2:, :, 4:] = 200, 200
     settings = {"epochs": 1, "stages": (Stage(1, 8),)}
-    model = ecinn.fit(images, [0, 0, 1, 1], device="cpu", settings=settings, progress=False)
+    model = ecinn.fit(images, [0, 0, 1, 1], device="cpu", settings=settings, verbose=False)
     assert model.predict(images).argmax(1).tolist() == [0, 0, 1, 1]

@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 from ecinn.data.mnist import load_mnist
 from ecinn.model import Model
 from helpers.builders import with_default
+from helpers.students import student_folder
 from helpers.visitor import (
     Page,
     Visitor,
@@ -464,3 +465,36 @@ def test_faces_without_test_pictures_ask_for_a_portrait(visitor: Visitor) -> Non
     page = visitor.open(context=context, state="empty")
     expect(page.locator("#empty")).to_contain_text("Drop a portrait photo")
     expect(page.locator("#samples")).to_be_hidden()
+
+
+def test_a_student_shows_what_its_classifier_reads_and_what_is_not_explained(
+    browser, mnist: Model, tmp_path: Path
+) -> None:
+    folder = student_folder(mnist, tmp_path / "student", never=8)
+    with serving(str(folder)) as address:
+        visitor = Visitor(browser, address)
+        page = visitor.open("/#model=student&sample=90&target=5")
+        asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
+        answer = visitor.post("explain", asked)
+        good, failed = answer["images"][0]["targets"]
+        expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
+        expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
+        expect(page.locator("#unexplained")).to_be_hidden()
+        expect(page.locator("#answer-words")).to_have_text(
+            f"5 · {100 * good['convincing']['answer']['5']:.1f} %"
+        )
+        expect(page.locator("#plot .ring")).to_have_count(6)
+        expect(page.locator("#sentences")).to_contain_text(f"{good['queries']} pictures")
+        press(page, "ArrowLeft")
+        expect(page.locator("#answer-words")).to_contain_text("student: ")
+        expect(page.locator(".card[data-missed]")).to_have_count(1)
+        expect(page.locator(".card[data-missed]")).to_contain_text("not explained")
+        choose(page, "8")
+        settled(page)
+        expect(page.locator("#unexplained")).to_have_text(failed["sentences"][0])
+        expect(page.locator("#stops")).to_contain_text("best found")
+        winner = failed["convincing"]["winner"]
+        expect(page.locator("#answer-words")).to_contain_text(f"{winner} · ")
+        for context in visitor.contexts:
+            context.close()
+        assert not visitor.faults

@@ -22,6 +22,8 @@ TIMEOUT = 60.0
 """Seconds that a batch may take by default."""
 BATCH = 256
 """Pictures that are asked at once."""
+ABANDONED = "ecinn-abandoned"
+"""Name of threads in which a classifier hangs."""
 SUM_TOLERANCE = 1e-2
 """Largest distance from 1 of the sum of a row of probabilities; half precision rounds them."""
 
@@ -31,6 +33,7 @@ class BlackBox:
 
     Answers are probabilities in the order of `class_names`. Exceptions and hangs are tried again;
     wrong shapes, NaN and a spent budget are reported at once. All pictures sent are counted.
+    Several threads may ask; they wait for each other.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class BlackBox:
         self.output, self.batch, self.budget, self.timeout = output, batch, budget, timeout
         self.queries = 0
         self._order = self._find_order()
-        self._worker = _Worker()
+        self._worker, self._lock = _Worker(), threading.Lock()
 
     @property
     def left(self) -> float | int:
@@ -81,7 +84,8 @@ class BlackBox:
         x = self.preprocessing(images.cpu())
         if self.batch is not None and len(x) < self.batch:
             x = torch.cat([x, x[-1:].expand(self.batch - len(x), *x.shape[1:])])
-        return self._read(self._ask(x, len(images)), len(x))[: len(images)]
+        with self._lock:
+            return self._read(self._ask(x, len(images)), len(x))[: len(images)]
 
     def _ask(self, x: Tensor, pictures: int) -> Any:  # noqa: ANN401
         failure = ""
@@ -96,7 +100,8 @@ class BlackBox:
                 return self._worker.run(self.call, x, self.timeout)
             except queue.Empty:
                 failure = f"gave no answer within {self.timeout:g} seconds"
-                self._worker = _Worker()  # the old one is left behind with the call that hangs
+                self._worker.abandon()
+                self._worker = _Worker()
             except Exception as error:
                 failure = f"failed with {type(error).__name__}: {first_line(error)}"
         shape = "×".join(map(str, x.shape))
@@ -108,12 +113,18 @@ class BlackBox:
     def _read(self, answer: Any, n: int) -> Float[Tensor, "batch classes"]:  # noqa: ANN401
         """Check an answer and return its probabilities in the order of the class names."""
         try:
-            rows = torch.as_tensor(answer).detach().to("cpu", torch.float32)
+            given = torch.as_tensor(answer)
+            rows = given.detach().to("cpu", torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"{self.name} must answer with an array of numbers, not {type(answer).__name__}"
             ) from error
         classes = len(self.class_names)
+        if rows.shape == (n,) and not given.is_floating_point():
+            raise InputError(
+                f"{self.name} answers with class numbers: let it answer with the probabilities or "
+                "logits of all classes"
+            )
         if classes == 2 and rows.shape in ((n,), (n, 1)):
             rows = self._two_columns(rows.reshape(n))
         if rows.shape != (n, classes):
@@ -188,6 +199,11 @@ class _Worker:
         if error is not None:
             raise error
         return result
+
+    def abandon(self) -> None:
+        """Leave the thread behind with the call that hangs; `ecinn.__main__` knows its name."""
+        assert self._thread is not None
+        self._thread.name = ABANDONED
 
     def __del__(self) -> None:
         self._tasks.put(None)

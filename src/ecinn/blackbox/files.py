@@ -106,13 +106,11 @@ def load_classifier(
     options = read_options(folder / FILE, _STORED)
     path = folder / options.get("file", "")
     if not path.is_file():
-        raise InputError(
-            f"the classifier {path} is gone: put it back, or explain with --no-classifier"
-        )
+        raise InputError(f"the classifier {path} is gone: put it back, or use --no-classifier")
     if file_hash(path) != options.get("sha256"):
         raise InputError(
             f"{path} is not the classifier that was distilled (its hash differs): put that one "
-            "back, or explain with --no-classifier"
+            "back, or use --no-classifier"
         )
     return open_classifier(path, class_names, options, name=options.get("name"), device=device)
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -97,7 +98,8 @@ def load_network(path: Path, device: torch.device | None = None) -> Network:
             if path.suffix.lower() == ".pt"
             else "; export it again"
         )
-        raise InputError(f"cannot load {path.name}: {first_line(error)}{hint}") from error
+        reason = first_line(error).partition(". ")[0]
+        raise InputError(f"cannot load {path.name}: {reason}{hint}") from error
 
 
 def _load_onnx(path: Path, device: torch.device) -> Network:
@@ -152,9 +154,16 @@ def preprocessing_for(network: Network, given: Mapping[str, Any]) -> Preprocessi
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type."""
-    text = str(error).strip()
-    return text.splitlines()[0].strip() if text else type(error).__name__
+    """Return the first line of an exception's message, or its type.
+
+    TorchScript begins with a traceback: of its messages, the line of the exception is returned.
+    """
+    name = type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
+    if "TorchScript interpreter" in lines[0]:
+        lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)] or lines
+        return lines[-1].removeprefix(f"{name}: ")
+    return lines[0]
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401

@@ -52,7 +52,8 @@ class ImageFiles:
             digest.update(f"{self.path.name} {size_and_time(self.path)}".encode())
         for name in self.names:
             version = size_and_time(self.path / name) if self.path.is_dir() else ""
-            digest.update(f"\n{name} {version}".encode())
+            # Names of files are bytes, and some are not UTF-8.
+            digest.update(f"\n{name} {version}".encode(errors="surrogateescape"))
         return digest.hexdigest()[:24]
 
 

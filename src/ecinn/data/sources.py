@@ -69,6 +69,8 @@ def open_pictures(source: Path, columns: Columns) -> Iterator[Pictures]:
     if not source.exists():
         raise InputError(f"there is no {source}: give {KINDS}")
     suffix = source.suffix.lower()
+    if not os.access(source, os.R_OK | os.X_OK if source.is_dir() else os.R_OK):
+        raise InputError(f"cannot read {source}: change its permissions")
     if source.is_dir() and any((source / name).is_file() for name in _HUGGING_FACE):
         yield _hugging_face(source, columns)
     elif source.is_dir() or suffix == ".zip":
@@ -109,6 +111,9 @@ def _folders(source: Path) -> Iterator[Pictures]:
     if not held:
         raise InputError(f"{source} holds no pictures in folders: give {KINDS}")
     parts = [name.split("/") for name in held]
+    unnamed = sorted(name for name in classes if not _is_unicode(name))
+    if unnamed:
+        raise InputError(f"the class folder {unnamed[0]!a} is not named in UTF-8: rename it")
     notes = []
     if ignored := len(files) - len(held):
         others = sorted({PurePosixPath(name).suffix or name for name in {*files} - {*held}})
@@ -124,6 +129,14 @@ def _folders(source: Path) -> Iterator[Pictures]:
             [SPLIT_NAMES[part[0].lower()] for part in parts] if depth == 2 else None,
             notes=tuple(notes),
         )
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str]]:
@@ -329,6 +342,8 @@ def _channels_last(array: Any, path: Path) -> Any:  # noqa: ANN401
     if array.dtype.kind not in "iufb":
         raise InputError(f"{path}: images are numbers, not {array.dtype}")
     low, high = float(array.min()), float(array.max())
+    if not np.isfinite(low + high):
+        raise InputError(f"{path}: images hold NaN or infinity: replace these values")
     if array.dtype.kind in "iub" and low >= 0 and high <= 255:
         return array.astype(np.uint8)
     if colour:

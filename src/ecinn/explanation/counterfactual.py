@@ -252,7 +252,13 @@ def explain(
         skipped=skipped,
         verification=None
         if verified is None or reader is None
-        else Verification(reader.name, read[explained], verified.uncorrected, verified.queries),
+        else Verification(
+            reader.name,
+            read[explained],
+            verified.uncorrected,
+            queries=verified.queries,
+            tied=verified.tied,
+        ),
     )
 
 

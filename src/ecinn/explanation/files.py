@@ -138,7 +138,11 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
     if e.verification is not None:
         queries = int(e.verification.queries[index, target])
         passes = e.passes + queries
-        asked = {"explained": bool(_explained(e)[index, target]), "queries": queries}
+        asked = {
+            "explained": bool(_explained(e)[index, target]),
+            "tied": bool(e.verification.tied[index, target]),
+            "queries": queries,
+        }
     return {
         "target": e.class_names[q],
         "alpha_0": float(e.alpha_0[index, target]),

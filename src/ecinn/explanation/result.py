@@ -92,6 +92,9 @@ class Verification:
     """Its probabilities of the counterfactual at the student's α, before any correction."""
     queries: Int[Tensor, "batch targets"]
     """Pictures that it was asked about, besides the input."""
+    tied: Bool[Tensor, "batch targets"]
+    """True where it is torn between p and q at the tipping point; elsewhere that is the nearest
+    to a tie of all pictures that it was asked about."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn import equations
@@ -43,6 +43,8 @@ class Verified:
     uncorrected: Answers
     """The reader's answer at the first α, which is the student's."""
     queries: Int[Tensor, "batch targets"]
+    tied: Bool[Tensor, "batch targets"]
+    """True where the reader is torn between p and q at the tipping point."""
 
 
 def verify(
@@ -119,6 +121,7 @@ def verify(
         answer=end.answer.unflatten(0, shape),
         uncorrected=answers[:, 1].unflatten(0, shape),
         queries=asked.unflatten(0, shape),
+        tied=torn.unflatten(0, shape),
     )
 
 

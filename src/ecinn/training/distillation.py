@@ -18,7 +18,7 @@ from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
 from ecinn.data.own import DATASET
-from ecinn.errors import InputError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
@@ -32,7 +32,7 @@ from ecinn.training.agreement import (
 )
 from ecinn.training.answers import SPLITS, ask, digest, keep_answers, known_answers
 from ecinn.training.finetuning import BlackBoxTeacher
-from ecinn.training.fitting import stored_images
+from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
 from ecinn.training.plan import plan_recipe
 from ecinn.training.state import Answers
@@ -150,6 +150,7 @@ def distill(
     *,
     class_names: Sequence[str] | None = None,
     folder: str | Path | None = None,
+    resume: bool = False,
     recipe: Recipe | str | None = None,
     preprocessing: Preprocessing | None = None,
     output: Output | None = None,
@@ -157,8 +158,9 @@ def distill(
     timeout: float | None = TIMEOUT,
     minutes: float | None = None,
     device: str | torch.device = "auto",
-    random_state: int = 0,
-    observe: Observer = ignore,
+    random_state: RandomState = 0,
+    observe: Observer | None = None,
+    verbose: bool = True,
 ) -> Model:
     """Distil a classifier into an invertible student whose explanations are verified on it.
 
@@ -167,29 +169,45 @@ def distill(
             (n, channels, height, width) unless `preprocessing` says otherwise, to probabilities
             or logits, one row per picture.
         images: pictures as for `ecinn.fit`: array-like, 8-bit or floats in [0, 1].
-        labels: class numbers, to check that the classifier is better than chance; optional.
-        class_names: the names of the outputs, in order; by default their numbers.
+        labels: class names or numbers, to check that the classifier is better than chance;
+            optional.
+        class_names: the names of the outputs, in order; by default the sorted labels, if there
+            are as many, or numbers.
         folder: where the model and the report are written; by default nothing is kept.
+        resume: continue an interrupted run in that folder.
         queries: the largest number of pictures that the classifier may be asked about.
-        random_state: splits the images into 80 % to learn on, 10 % and 10 %.
+        random_state: as for `ecinn.fit`; splits the images into 80 % to learn on, 10 % and 10 %.
+        observe: called with progress, instead of showing it.
+        verbose: show bars, or lines where bars cannot be shown.
     """
     stored = stored_images(images)
+    seed = seed_from(random_state)
+    if not callable(predict):
+        raise InputError(
+            f"predict is a function from pictures to probabilities, not {type(predict).__name__}"
+        )
+    asked = class_names is None
+    if class_names is None:
+        outputs = _outputs(predict, stored, preprocessing, timeout)
+        class_names = () if labels is None else class_numbers(labels)[1]
+        if len(class_names) != outputs:
+            class_names = [str(c) for c in range(outputs)]
     black_box = BlackBox(
         predict,
-        class_names or [str(c) for c in range(_outputs(predict, stored, preprocessing, timeout))],
+        class_names,
         preprocessing=preprocessing,
         output=output,
         budget=queries,
         timeout=timeout,
     )
-    black_box.queries += class_names is None  # to count the outputs
+    black_box.queries += asked  # to count the outputs
     known = labels is not None
-    label = (
-        torch.as_tensor(np.asarray(labels)).long() if known else torch.zeros(len(stored)).long()
-    )
-    if label.shape != (len(stored),):
-        raise InputError(f"{len(stored)} images need as many labels, not {tuple(label.shape)}")
-    order = torch.randperm(len(stored), generator=torch.Generator().manual_seed(random_state))
+    label = class_numbers(labels, black_box.class_names)[0] if known else None
+    if label is None:
+        label = torch.zeros(len(stored)).long()
+    if len(label) != len(stored):
+        raise InputError(f"there are {len(stored):,} images and {len(label):,} labels")
+    order = torch.randperm(len(stored), generator=torch.Generator().manual_seed(seed))
     tenth = len(order) // 10
     if tenth < 1:
         raise InputError(f"a student needs at least 10 images, not {len(order)}")
@@ -199,17 +217,25 @@ def distill(
         for rows in (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
     ]
     target = resolve_device(device)
-    chosen = student_recipe(parts[0], target, recipe=recipe, minutes=minutes, observe=observe)
-    with tempfile.TemporaryDirectory() as temporary:
-        return distill_classifier(
-            black_box,
-            Splits(*parts),
-            replace(chosen, seed=random_state),
-            Path(folder or temporary),
-            labelled=known,
-            device=target,
-            observe=observe,
-        ).model
+    with tempfile.TemporaryDirectory() as temporary, shown(observe, verbose=verbose) as show:
+        chosen = student_recipe(parts[0], target, recipe=recipe, minutes=minutes, observe=show)
+        try:
+            return distill_classifier(
+                black_box,
+                Splits(*parts),
+                replace(chosen, seed=seed),
+                Path(folder or temporary),
+                labelled=known,
+                device=target,
+                resume=resume,
+                observe=show,
+            ).model
+        except InterruptedRunError:
+            if folder is not None:
+                raise
+            raise InterruptedRunError(
+                "interrupted: nothing is kept; give a folder to keep the answers"
+            ) from None
 
 
 def student_recipe(
@@ -272,7 +298,7 @@ def affordable(
     epochs = int((black_box.left - on_data) // per_epoch)
     if epochs < 1:
         raise InputError(
-            f"--queries {black_box.budget:,} are too few: the images and the report need "
+            f"{black_box.budget:,} queries are too few: the images and the report need "
             f"{on_data:,}, an epoch on the path {per_epoch:,}; allow "
             f"{black_box.queries + on_data + per_epoch:,}, or use fewer images"
         )
@@ -286,16 +312,19 @@ def _outputs(
     preprocessing: Preprocessing | None,
     timeout: float | None,
 ) -> int:
-    """Ask about one image to count the classes."""
-    found: list[int] = []
+    """Ask about one image to count the classes; what is no array is reported later."""
+    found: list[Any] = []
 
     def call(x: Tensor) -> Tensor:
-        answer = torch.as_tensor(predict(x)).detach()
-        found.append(max(answer.shape[-1], 2) if answer.ndim > 1 else 2)
+        found.append(predict(x))
         return torch.tensor([[0.5, 0.5]])
 
     BlackBox(call, "ab", preprocessing=preprocessing, timeout=timeout).predict(images[:1])
-    return found[0]
+    try:
+        shape = np.shape(found[-1])
+    except ValueError:
+        shape = ()
+    return max(shape[-1], 2) if len(shape) > 1 else 2
 
 
 def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_given: bool) -> str:
@@ -311,13 +340,14 @@ def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_g
             classes[black_box.classes.index(names[answer])] = names[label]
         raise InputError(
             f"{said}; with another order of its outputs it would be "
-            f"{100 * accuracy.reordered:.1f} %: give --classes {','.join(classes)}, or --classes "
-            f"{','.join(black_box.classes)} if the order is right"
+            f"{100 * accuracy.reordered:.1f} %: give --classes {','.join(classes)} (class_names "
+            f"in Python), or --classes {','.join(black_box.classes)} if the order is right"
         )
     if not accuracy.above_chance:
         raise InputError(
             f"{said}, which is no better than chance: there is nothing to explain; check --size, "
-            "--channels, --layout, --scale, --mean, --std and --classes"
+            "--channels, --layout, --scale, --mean, --std and --classes (in Python, preprocessing "
+            "and class_names)"
         )
     return said
 

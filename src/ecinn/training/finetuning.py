@@ -112,17 +112,21 @@ class FineTuningStep(OptimisationStep):
         half = len(p) // 2
         with torch.no_grad():
             made = to_uint8(classifier.decode(z_hat[half:]))
-            asked, answer = self._answered(made)
+            read, answer = self._answered(made)
             requested = equations.log_posterior(z_hat[:half], classifier.mu, classifier.tau)
-        stored = straight_through_8_bit(classifier.decode(z_hat[:half]))
-        z_stored, _ = classifier.encode_with_log_det(torch.cat([stored, asked]))
+        if self.settings.faithfulness:
+            stored = straight_through_8_bit(classifier.decode(z_hat[:half]))
+            read = torch.cat([read, stored])
+        z_stored, _ = classifier.encode_with_log_det(read)
         obtained = equations.log_posterior(z_stored, classifier.mu, classifier.tau)
-        faithfulness = F.kl_div(obtained[:half], requested, reduction="batchmean", log_target=True)
-        distillation = -(answer * obtained[half:]).sum(1).mean()
-        return (
-            self.settings.faithfulness * faithfulness
-            + self.settings.distillation_weight * distillation
-        )
+        distillation = -(answer * obtained[: len(answer)]).sum(1).mean()
+        loss = self.settings.distillation_weight * distillation
+        if self.settings.faithfulness:
+            faithfulness = F.kl_div(
+                obtained[len(answer) :], requested, reduction="batchmean", log_target=True
+            )
+            loss = loss + self.settings.faithfulness * faithfulness
+        return loss
 
     def _other_class(self, p: Labels) -> Labels:
         classes = len(self.state.classifier.mu)

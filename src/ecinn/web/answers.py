@@ -16,7 +16,7 @@ from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import data_url, percent
 from ecinn.explanation.files import write_pictures
-from ecinn.explanation.result import ALPHA_1, Explanation
+from ecinn.explanation.result import ALPHA_1, Explanation, Verification
 from ecinn.pixels import to_uint8
 from ecinn.web.passes import Prediction
 
@@ -26,10 +26,13 @@ def predictions(prediction: Prediction, names: Sequence[str]) -> list[dict[str, 
     images = []
     for row, flags in enumerate(prediction.out_of_distribution.tolist()):
         reasons = [reason for reason, flag in zip(REASONS, flags, strict=True) if flag]
+        answer = prediction.answer
+        asked = {} if answer is None else {"answer": _named(names, answer[row])}
         images.append(
             {
                 "predicted": names[int(prediction.p[row])],
-                "posterior": dict(zip(names, prediction.posterior[row].tolist(), strict=True)),
+                "posterior": _named(names, prediction.posterior[row]),
+                **asked,
                 "log_p": float(prediction.log_p[row]),
                 "typical": not reasons,
                 "out_of_distribution": reasons,
@@ -110,9 +113,10 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     verdict = e.convincing_certificate.verdict[row, column]
     winner = int(e.convincing_certificate.winner[row, column])
     name = [article(name) for name in e.class_names]
-    lines = [
-        f"The stored image is classified as {name[winner]} ({percent(float(verdict[winner]))})."
-    ]
+    reached = f"{name[winner]} ({percent(float(verdict[winner]))})"
+    if e.verification is not None:
+        return _verified_sentences(e, e.verification, row, column, name, reached)
+    lines = [f"The stored image is classified as {reached}."]
     if winner != q:
         lines.append(f"The target, {name[q]}, was not reached.")
     if not bool(e.reachable[row, column]):
@@ -123,9 +127,46 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     third = int(e.third_class[row, column])
     tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"
     lines.append(f"{tie}, but {name[third]} is more likely." if third >= 0 else f"{tie}.")
-    if warning := caution(e.reasons(row)):
-        lines.append(f"Caution: {warning[0].lower()}{warning[1:]}")
-    return lines
+    return lines + _caution_sentence(e, row)
+
+
+def _verified_sentences(
+    e: Explanation, v: Verification, row: int, column: int, name: Sequence[str], reached: str
+) -> list[str]:
+    """Say what the explained classifier reads, and what its student does."""
+    p, q, queries = int(e.p[row]), int(e.q[row, column]), int(v.queries[row, column])
+    own = e.convincing_certificate.stored_posterior
+    assert own is not None
+    student = int(own[row, column].argmax())
+    lines = [
+        f"{v.classifier} classifies the stored image as {reached}; its student as "
+        f"{name[student]} ({percent(float(own[row, column, student]))})."
+    ]
+    if e.explained is not None and not bool(e.explained[row, column]):
+        best = percent(float(e.convincing_certificate.verdict[row, column, q]))
+        does = f"never gives {name[q]} the requested probability"
+        if e.confidence == ALPHA_1:
+            does = f"never reads {name[q]}"
+        if bool(e.as_requested[row, column]):
+            does = f"does so only far outside (α = {float(e.alpha[row, column]):.1f})"
+        lines.insert(
+            0,
+            f"Not explained: {v.classifier} {does}. The best of {queries} pictures that it was "
+            f"asked about is shown ({name[q]}: {best}).",
+        )
+    at_tie = e.tipping_certificate.verdict[row, column]
+    tie = f"{name[p]} {percent(float(at_tie[p]))}, {name[q]} {percent(float(at_tie[q]))}"
+    third = int(e.third_class[row, column])
+    more = f", but {name[third]} is more likely" if third >= 0 else ""
+    where = "At the tipping point" if bool(v.tied[row, column]) else "Nearest to a tie"
+    lines.append(f"{where}, {v.classifier} answers {tie}{more}.")
+    lines.append(f"{v.classifier} was asked about the input and {queries} pictures.")
+    return lines + _caution_sentence(e, row)
+
+
+def _caution_sentence(e: Explanation, row: int) -> list[str]:
+    warning = caution(e.reasons(row))
+    return [f"Caution: {warning[0].lower()}{warning[1:]}"] if warning else []
 
 
 def caution(reasons: Sequence[str]) -> str | None:
@@ -145,6 +186,10 @@ def article(name: str) -> str:
     if not name.isdigit():
         return name
     return f"an {name}" if name.startswith("8") or name in ("11", "18") else f"a {name}"
+
+
+def _named(names: Sequence[str], values: Tensor) -> dict[str, float]:
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def _image_url(stored: Tensor) -> str:

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ecinn.errors import InputError
+from ecinn.errors import EcinnError, InputError
 from ecinn.web import schemas
 from ecinn.web import static as page
 from ecinn.web.batching import FullError
@@ -31,6 +31,7 @@ _STATUSES: Mapping[type[Exception], int] = {
     UnknownError: 404,
     TooLargeError: 413,
     WrongTypeError: 415,
+    EcinnError: 502,  # of the classifier that a student explains; the last, as the others are too
 }
 
 

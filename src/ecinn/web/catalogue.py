@@ -48,11 +48,14 @@ def load_catalogue(
     names: Sequence[str],
     celeba: Path | None = None,
     *,
+    ask_classifiers: bool = True,
     load: Callable[[Recipe, str], Dataset] | None = None,
 ) -> Catalogue:
     """Load models and their test images; faces only if a folder of CelebA is known.
 
     Args:
+        ask_classifiers: verify students on the classifiers that they were distilled from; False
+            serves the students alone.
         load: loads the test images of a recipe and a model's path; None loads shipped datasets
             without progress.
     """
@@ -61,6 +64,8 @@ def load_catalogue(
         model, name = load_model(name_or_path, "cpu"), model_name(name_or_path)
         if name in catalogue:
             raise InputError(f"two models are called {name!r}: rename a file or leave one out")
+        if not ask_classifiers:
+            model = model.student
         dataset, samples = model.recipe.dataset, None
         kind = KINDS.get(dataset.partition("/")[0], "images")
         available = celeba is not None or os.environ.get("ECINN_CELEBA")

@@ -14,11 +14,11 @@ from ecinn import equations
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import explain, given_targets, resolve_targets
 from ecinn.explanation.path import CounterfactualPath
-from ecinn.explanation.protocol import InvertibleClassifier
+from ecinn.explanation.protocol import InvertibleClassifier, Reader
 from ecinn.explanation.reading import stored_posterior
 from ecinn.explanation.result import Confidence, Explanation
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels
+from ecinn.pixels import Images, Labels, StoredImages, to_uint8
 from ecinn.web.batching import AbandonedError, Wanted
 
 BEYOND = 1.3
@@ -77,6 +77,23 @@ def _with_known_latents(network: Network, x: Tensor, z: Tensor, log_det: Tensor)
 
 
 @dataclass(frozen=True)
+class _WithKnownAnswers:
+    """A reader that is not asked again about these images."""
+
+    reader: Reader
+    images: StoredImages
+    answers: Float[Tensor, "batch classes"]
+
+    @property
+    def name(self) -> str:
+        return self.reader.name
+
+    def predict(self, images: Tensor) -> Tensor:
+        known = torch.equal(images, self.images)
+        return self.answers if known else self.reader.predict(images)
+
+
+@dataclass(frozen=True)
 class Question:
     """Images to explain, and the options of the explanation."""
 
@@ -110,6 +127,8 @@ class Prediction:
     posterior: Float[Tensor, "batch classes"]
     log_p: Float[Tensor, " batch"]
     out_of_distribution: Bool[Tensor, "batch reasons"]
+    answer: Float[Tensor, "batch classes"] | None = None
+    """Probabilities by the classifier that the model is a student of; p is its prediction."""
 
 
 @torch.inference_mode()
@@ -117,11 +136,14 @@ def predict_jointly(
     model: Model, network: Network, batches: Sequence[Tensor]
 ) -> list[Prediction | InputError]:
     """Predict the images of all requests with one encode."""
-    z, log_det = network.encode_with_log_det(torch.cat(list(batches)))
+    x = torch.cat(list(batches))
+    z, log_det = network.encode_with_log_det(x)
     posterior = equations.log_posterior(z, network.mu, network.tau).exp()
-    p = equations.predicted_class(z, network.mu)
+    answer = None if model.reader is None else model.reader.predict(to_uint8(x))
+    p = equations.predicted_class(z, network.mu) if answer is None else answer.argmax(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
-    columns = (p, posterior, log_p, model.ood.flags(z, z - model.mu_bar[p], log_p))
+    flags = model.ood.flags(z, z - model.mu_bar[p], log_p)
+    columns = (p, posterior, log_p, flags, *(() if answer is None else (answer,)))
     parts = (column.split([len(batch) for batch in batches]) for column in columns)
     return [_finite(Prediction(*part)) for part in zip(*parts, strict=True)]
 
@@ -133,16 +155,22 @@ def explain_jointly(
     """Answer every question with one encode, one decode and one check for all.
 
     Questions that differ in their number of targets, confidence or correction are decoded
-    separately; all paths are decoded together.
+    separately; all paths are decoded together. A student's explanations are verified on the
+    classifier that it was distilled from.
     """
     sizes = [len(question.pixels) for question in questions]
-    encoded = network.encode_with_log_det(torch.cat([question.pixels for question in questions]))
+    pixels = torch.cat([question.pixels for question in questions])
+    encoded = network.encode_with_log_det(pixels)
     latents, log_dets = (column.split(sizes) for column in encoded)
+    if model.reader is None:
+        scores = equations.linear_logits(encoded[0], network.mu).split(sizes)
+    else:
+        scores = model.reader.predict(to_uint8(pixels)).to(pixels).split(sizes)
     answers: list[Any] = []  # targets at first, then explanations or errors
     groups: dict[Any, list[int]] = {}
-    for place, (question, z) in enumerate(zip(questions, latents, strict=True)):
+    for place, (question, score) in enumerate(zip(questions, scores, strict=True)):
         try:
-            q = _targets(model, equations.linear_logits(z, network.mu), question)
+            q = _targets(model, score, question)
         except InputError as error:
             answers.append(error)
             continue
@@ -151,10 +179,11 @@ def explain_jointly(
         options = (q.shape[1], confidence, question.correct)
         groups.setdefault(options, []).append(place)
     for (_, confidence, correct), places in groups.items():
-        x, z, log_det, q = (
-            torch.cat([column[place] for place in places])
-            for column in ([question.pixels for question in questions], latents, log_dets, answers)
+        columns = ([question.pixels for question in questions], latents, log_dets, scores, answers)
+        x, z, log_det, score, q = (
+            torch.cat([column[place] for place in places]) for column in columns
         )
+        reader = model.reader and _WithKnownAnswers(model.reader, to_uint8(x), score)
         explanation = explain(
             _with_known_latents(network, x, z, log_det),
             model.mu_bar,
@@ -164,6 +193,7 @@ def explain_jointly(
             correct=correct,
             ood=model.ood,
             class_names=model.class_names,
+            reader=reader,
         )
         start = 0
         for place in places:
@@ -221,13 +251,17 @@ def path_alphas(question: Question, e: Explanation) -> Float[Tensor, "batch targ
 
 
 def _targets(
-    model: Model, logits: Float[Tensor, "batch classes"], question: Question
+    model: Model, scores: Float[Tensor, "batch classes"], question: Question
 ) -> Int[Tensor, "batch targets"]:
-    """Return the targets of every image; refuse if all images are predicted as a target."""
-    order = logits.argsort(1, descending=True)
+    """Return the targets of every image; refuse if all images are predicted as a target.
+
+    Args:
+        scores: logits, or the answers of the classifier that the model is a student of.
+    """
+    order = scores.argsort(dim=1, descending=True, stable=True)  # a tie as `argmax` breaks it
     if question.targets is None:
         return order[:, 1:2]
-    p, classes = order[:, 0], logits.shape[1]
+    p, classes = order[:, 0], scores.shape[1]
     targets = question.targets if question.targets == "all" else list(question.targets)
     q = given_targets(targets, p, classes)
     if bool((q == p[:, None]).any(1).all()):

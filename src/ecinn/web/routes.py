@@ -27,6 +27,7 @@ _LINES = {
     415: "The format is not accepted.",
     422: "A value is not valid.",
     429: "Too many requests are waiting; try again after the given time.",
+    502: "The classifier that the model explains fails.",
     503: "There was no answer in time.",
 }
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
@@ -51,7 +52,7 @@ def _bearer(secured: bool) -> list[Any]:  # noqa: FBT001
     return [Security(HTTPBearer(auto_error=False))] if secured else []
 
 
-_WORK = _errors(403, 404, 408, 413, 415, 422, 429, 503)
+_WORK = _errors(403, 404, 408, 413, 415, 422, 429, 502, 503)
 
 
 def api(service: Service, *, secured: bool) -> APIRouter:
@@ -158,6 +159,7 @@ def _describe(served: ServedModel) -> dict[str, Any]:
         **dict(zip(("channels", "height", "width"), served.model.image_shape, strict=True)),
         "samples": 0 if served.samples is None else len(served.samples),
         "default_confidence": served.model.default_confidence,
+        "classifier": served.model.reader and served.model.reader.name,
     }
 
 

@@ -13,6 +13,10 @@ ClassNumber = Annotated[int, Field(ge=0, le=999, strict=True)]
 ClassName = Annotated[str, Field(min_length=1, max_length=100)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5)]
 Posterior = Annotated[dict[str, Probability], Field(description="p(y) by class name.")]
+Answer = Annotated[
+    Posterior | None,
+    Field(description="p(y) by the classifier that the model explains, if there is one."),
+]
 Png = Annotated[str, Field(pattern="^data:image/png;base64,", description="A data URL.")]
 Confidence = Annotated[
     Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | Literal["alpha_1"] | None,
@@ -159,6 +163,10 @@ class ModelAnswer(BaseModel):
     default_confidence: float | Literal["alpha_1"] = Field(
         description="The confidence of a request that gives none."
     )
+    classifier: str | None = Field(
+        description="The classifier that a distilled model explains: p and verdicts are about its "
+        "answers, not about the model's own."
+    )
 
 
 class ModelsAnswer(BaseModel):
@@ -172,6 +180,7 @@ class Prediction(BaseModel):
 
     predicted: str = Field(examples=["3"])
     posterior: Posterior
+    answer: Answer = None
     log_p: float = Field(description="log p(x), pixels in [0, 1].")
     typical: bool | None = Field(description="False for out-of-distribution images.")
     out_of_distribution: list[str] = Field(examples=[["texture"]])
@@ -190,7 +199,8 @@ class PathAnswer(BaseModel):
 
     alphas: list[float]
     posterior: dict[str, list[Probability]] = Field(
-        description="p(y) of the stored 8-bit images along the path, by class name."
+        description="p(y) of the stored 8-bit images along the path, by class name. These are the "
+        "model's own, also if it explains a classifier."
     )
     images: list[Png]
     heatmaps: list[Png]
@@ -201,6 +211,7 @@ class Counterfactual(BaseModel):
 
     posterior: Posterior
     stored_posterior: Posterior | None = Field(description="p(y) of the 8-bit image.")
+    answer: Answer = None
     winner: str = Field(description="The predicted class.")
     reached: bool = Field(description="True if the target is the predicted class.")
     clamped: float = Field(description="Share of pixels clamped to [0, 1] for storing.")
@@ -228,6 +239,19 @@ class TargetAnswer(BaseModel):
     reachable: bool = Field(description="True if the requested confidence exists on the path.")
     highest: float | None = Field(description="The highest confidence, if it is not reachable.")
     as_requested: bool = Field(description="True if the stored image fulfils the request.")
+    explained: bool | None = Field(
+        default=None,
+        description="False if the classifier never answers as requested: then this is the best "
+        "that was found. Given if a classifier is explained.",
+    )
+    tied: bool | None = Field(
+        default=None,
+        description="True if the classifier is torn between the two classes at the tipping point.",
+    )
+    queries: int | None = Field(
+        default=None,
+        description="Pictures that the classifier was asked about, besides the input.",
+    )
     corrections: int
     passes: int = Field(description="Network evaluations.")
     third_class: str | None = Field(
@@ -259,11 +283,21 @@ class Failure(BaseModel):
     reason: str
 
 
+class AskedClassifier(BaseModel):
+    """The classifier that a distilled model explains."""
+
+    name: str = Field(examples=["scanner.onnx"])
+    queries: int = Field(description="Pictures that it was asked about for this answer.")
+    counterfactuals: int
+    not_explained: int = Field(description="Those that it never read as requested.")
+
+
 class ExplainAnswer(BaseModel):
     """`Explanation.to_dict()` of the Python library, with pictures and sentences."""
 
     version: Literal[1]
     model: str
+    classifier: AskedClassifier | None = None
     confidence: float | Literal["alpha_1"]
     requested: str = Field(
         description="The confidence in words.", examples=["99 % requested (this model's default)"]

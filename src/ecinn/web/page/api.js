@@ -105,17 +105,19 @@ function listed(model, posterior) {
 }
 
 /** A predicted image, with class numbers instead of names. */
-function prediction(model, { predicted, posterior, typical, caution }) {
+function prediction(model, { predicted, posterior, answer, typical, caution }) {
   return {
     predicted: model.classes.indexOf(predicted),
-    posterior: listed(model, posterior),
+    posterior: listed(model, answer ?? posterior),
+    /** What the student of a classifier reads; null if the network explains itself. */
+    student: answer ? listed(model, posterior) : null,
     typical,
     caution,
   };
 }
 
-function counterfactual(model, { image, posterior, stored_posterior: stored, reached }) {
-  return { image, reached, posterior: listed(model, stored ?? posterior) };
+function counterfactual(model, { image, posterior, stored_posterior: stored, answer, reached }) {
+  return { image, reached, posterior: listed(model, answer ?? stored ?? posterior) };
 }
 
 function pathOf(model, { alphas, images, heatmaps, posterior }) {
@@ -129,6 +131,12 @@ function targetOf(model, given) {
     target: model.classes.indexOf(given.target),
     tippingAlpha: given.alpha_0,
     alpha: given.alpha,
+    paperAlpha: given.alpha_1,
+    /** False if the classifier that is explained never answers as requested. */
+    explained: given.explained ?? null,
+    /** False if it is nowhere torn between the two classes. */
+    tied: given.tied ?? null,
+    tipping: counterfactual(model, given.tipping_point),
     convincing: counterfactual(model, given.convincing),
     heatmap: given.heatmap.image,
     sentences: given.sentences,

@@ -13,7 +13,19 @@ import { Slider, stopsOf } from "./slider.js";
 import { rows } from "./strokes.js";
 import { at, attempt, notice, say } from "./messages.js";
 import { arrange, settle } from "./tools.js";
-import { ALPHA_1, emptyHeadline, named, obtainedWords, percent, restName, winner } from "./words.js";
+import {
+  ALPHA_1,
+  emptyHeadline,
+  leadWords,
+  named,
+  obtainedWords,
+  percent,
+  plotKeyWords,
+  readerWords,
+  restName,
+  tieName,
+  winner,
+} from "./words.js";
 
 /** Frames of a path; faces take the network thirty times as long. */
 const FRAMES = { digits: 41, dots: 41 };
@@ -38,6 +50,8 @@ const state = {
   confidence: null,
   answer: null,
   frames: [],
+  /** Pictures of the path that the explained classifier was asked about. */
+  asked: [],
   step: 0,
   overlay: false,
 };
@@ -119,7 +133,7 @@ function empty() {
   panels.moveBars(at("bars"), null);
   panels.markTargets(at("targets"), state.model, null, null);
   at("verdict").textContent = "";
-  at("caution").hidden = true;
+  for (const id of ["caution", "readers", "unexplained"]) at(id).hidden = true;
   at("question").textContent = emptyHeadline(state.model);
   settle("empty");
   arrange(state, easel);
@@ -163,7 +177,7 @@ async function openPicture(blob) {
 
 /* Answers of the service */
 
-function showPrediction({ predicted, posterior, typical, caution }) {
+function showPrediction({ predicted, posterior, student, typical, caution }) {
   const { model, label } = state;
   state.predicted = predicted;
   panels.moveBars(at("bars"), posterior);
@@ -172,6 +186,8 @@ function showPrediction({ predicted, posterior, typical, caution }) {
   at("verdict").textContent = text + truth;
   at("input-words").textContent = `${model.classes[predicted]} · ${percent(posterior[predicted])}`;
   at("input").setAttribute("aria-label", `Input, classified as ${text}`);
+  at("readers").hidden = !student;
+  if (student) at("readers").textContent = readerWords(model, student);
   at("caution").hidden = typical !== false;
   at("caution").textContent = caution ?? "";
   say(`Classified as ${text}`);
@@ -207,7 +223,7 @@ async function ask(target, signal) {
 
 /** The end of the path, while the path itself is still computed. */
 async function preview(whole, signal) {
-  const [{ target, convincing, heatmap, sentences }] = whole.targets;
+  const [{ target, convincing, explained: isExplained, heatmap, sentences }] = whole.targets;
   const pictures = await Promise.all([convincing.image, heatmap].map(decode));
   signal.throwIfAborted();
   showPrediction(whole);
@@ -216,7 +232,7 @@ async function preview(whole, signal) {
   at("answer-words").textContent = "";
   panels.showQuestion(at("question"), state.model, whole.predicted, target);
   panels.markTargets(at("targets"), state.model, whole.predicted, target);
-  panels.showSentences(at("sentences"), sentences);
+  showVerdict(isExplained, sentences);
   settle("nearly");
 }
 
@@ -276,23 +292,45 @@ function again(wish) {
   return sample === undefined ? explain(wish) : attempt(() => openSample(sample, wish));
 }
 
-function showAnswer({ answer, frames }, alpha = null) {
+/** The sentences about a counterfactual; what is not explained is said above the pictures.
+ * @param {boolean | null} isExplained null if no other classifier was asked
+ * @param {string[]} more sentences after the verdict
+ */
+function showVerdict(isExplained, sentences, more = []) {
+  const [failure] = sentences;
+  const [verdict, ...others] = isExplained === false ? sentences.slice(1) : sentences;
+  at("unexplained").hidden = isExplained !== false;
+  at("unexplained").textContent = isExplained === false ? failure : "";
+  panels.showSentences(at("sentences"), [verdict, ...more, ...others]);
+}
+
+/** The pictures of the path that the explained classifier was asked about, with its answers. */
+function askedOf({ whole, answer }) {
+  if (!state.model.classifier) return [];
+  return [
+    { alpha: 0, posterior: whole.posterior },
+    { alpha: answer.tippingAlpha, posterior: answer.tipping.posterior },
+    { alpha: answer.alpha, posterior: answer.convincing.posterior },
+  ];
+}
+
+function showAnswer({ whole, answer, frames }, alpha = null) {
   const { model, predicted } = state;
   const { target, tippingAlpha, alpha: rest } = answer;
   const obtained = answer.convincing.posterior[target];
-  Object.assign(state, { target, answer, frames });
+  const asked = askedOf({ whole, answer });
+  Object.assign(state, { target, answer, frames, asked });
   const end = frames.at(-1).alpha;
   const marks = [tippingAlpha, rest];
   settle("ready");
-  const stops = stopsOf(answer, end, restName(confidence()));
+  const stops = stopsOf(answer, end, tieName(answer), restName(confidence(), answer.explained));
   slider.show({ frames, stops, names: model.classes, q: target });
-  plot.show({ frames, end, p: predicted, q: target, names: model.classes, marks });
+  plot.show({ frames, end, p: predicted, q: target, names: model.classes, marks, asked });
   panels.showQuestion(at("question"), model, predicted, target);
   panels.markTargets(at("targets"), model, predicted, target);
   panels.markGrid(at("grid"), target);
-  const words = obtainedWords(state.confidence, confidence(), obtained, rest);
-  const [verdict, ...more] = answer.sentences;
-  panels.showSentences(at("sentences"), [verdict, words, ...more]);
+  const words = obtainedWords(state.confidence, confidence(), obtained, answer);
+  showVerdict(answer.explained, answer.sentences, [words]);
   if (alpha === null) slider.sweep(0, rest, SWEEP);
   else slider.scrub(alpha);
 }
@@ -318,8 +356,11 @@ function showFrame(step) {
   plot.moveTo(step);
   const { image: picture, posterior, alpha } = state.frames[step];
   const { model } = state;
-  const most = winner(posterior);
-  const words = `${model.classes[most]} · ${percent(posterior[most])}`;
+  const known = state.asked.find((each) => each.alpha === alpha)?.posterior;
+  const shown = known ?? posterior;
+  const most = winner(shown);
+  const reader = model.classifier && !known ? "student: " : "";
+  const words = `${reader}${model.classes[most]} · ${percent(shown[most])}`;
   paint(at("answer"), picture);
   at("answer-words").textContent = words;
   at("answer").setAttribute("aria-label", `Counterfactual at α ${alpha.toFixed(2)}, classified as ${words}`);
@@ -355,7 +396,10 @@ async function useModel(name, wish = null) {
   Object.assign(state, { model, source: null, target: null, answer: null, frames: [] });
   document.documentElement.dataset.kind = model.kind;
   easel.use(model);
-  at("wall").hidden = true;
+  for (const id of ["wall", "readers", "unexplained"]) at(id).hidden = true;
+  at("lead").textContent = leadWords(model);
+  at("plot-key").hidden = !model.classifier;
+  at("plot-key").textContent = plotKeyWords(model);
   panels.markModel(at("models"), model.name);
   panels.showBars(at("bars"), model);
   panels.showTargets(at("targets"), model, chooseTarget);

@@ -115,10 +115,12 @@ export function showGrid(grid, model, targets, choose) {
       card.append(image);
     }
     const caption = make("span", "card-words");
-    caption.append(make("b", "", model.classes[each.target]), ` ${percent(share)}`);
+    const failed = each.explained === false ? ", not explained" : "";
+    caption.append(make("b", "", model.classes[each.target]), ` ${percent(share)}${failed}`);
     card.append(caption);
-    card.toggleAttribute("data-missed", !each.convincing.reached);
-    card.setAttribute("aria-label", `Changed into ${named(model, each.target)}, ${percent(share)}`);
+    card.toggleAttribute("data-missed", !(each.explained ?? each.convincing.reached));
+    const words = `Changed into ${named(model, each.target)}, ${percent(share)}${failed}`;
+    card.setAttribute("aria-label", words);
     card.addEventListener("click", () => choose(each.target));
     return card;
   });

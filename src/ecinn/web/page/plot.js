@@ -37,7 +37,8 @@ export class Plot {
     svg.addEventListener("pointermove", point);
   }
 
-  /** @param {{frames: object[], end: number, p: number, q: number, names: string[], marks: number[]} | null} data */
+  /** @param {{frames: object[], end: number, p: number, q: number, names: string[], marks: number[],
+   *   asked: {alpha: number, posterior: number[]}[]} | null} data */
   show(data) {
     this.data = data;
     this.draw();
@@ -55,7 +56,7 @@ export class Plot {
   draw() {
     this.svg.replaceChildren();
     if (!this.data || !this.svg.clientWidth) return;
-    const { p, q, names, marks } = this.data;
+    const { p, q, names, marks, asked } = this.data;
     const others = names.map((_, label) => label).filter((label) => label !== p && label !== q);
     this.cursorGroup = element("g", { class: "cursor" });
     this.svg.replaceChildren(
@@ -64,6 +65,7 @@ export class Plot {
       ...others.map((label) => this.curve(label, "other")),
       this.curve(p, "from"),
       this.curve(q, "to"),
+      ...asked.flatMap((point) => [this.ring(point, p, "from"), this.ring(point, q, "to")]),
       this.cursorGroup,
     );
     this.moveTo(this.step ?? 0);
@@ -88,6 +90,12 @@ export class Plot {
       ({ alpha, posterior }) => `${this.x(alpha).toFixed(1)},${this.y(posterior[label]).toFixed(1)}`,
     );
     return element("polyline", { points: points.join(" "), class: `curve ${name}` });
+  }
+
+  /** An answer of the classifier that is explained. */
+  ring({ alpha, posterior }, label, name) {
+    const at = { cx: this.x(alpha), cy: this.y(posterior[label]), r: 6, class: `ring ${name}` };
+    return element("circle", at);
   }
 
   moveTo(step) {

@@ -10,12 +10,13 @@ const CROWDED = 130;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The named stops of the slider, in order; it comes to rest at the counterfactual.
- * @param {string} name the name of that stop
+ * @param {string} tie the name of the stop at the tipping point
+ * @param {string} name the name of the stop at the counterfactual
  */
-export function stopsOf({ tippingAlpha, alpha }, end, name) {
+export function stopsOf({ tippingAlpha, alpha }, end, tie, name) {
   const stops = [
     { alpha: 0, name: "input" },
-    { alpha: tippingAlpha, name: "tipping point" },
+    { alpha: tippingAlpha, name: tie },
     { alpha, name, rest: true },
   ].sort((a, b) => a.alpha - b.alpha);
   return stops.at(-1).alpha < end ? [...stops, { alpha: end, name: "beyond" }] : stops;

@@ -54,16 +54,49 @@ export function choiceWords(confidence) {
 }
 
 /** The name of the slider's stop at the counterfactual. */
-export function restName(confidence) {
+export function restName(confidence, explained) {
+  if (explained === false) return "best found";
   return confidence === ALPHA_1 ? "convincing" : whole(confidence);
 }
 
+/** The name of its stop at the tipping point, which an explained classifier may not have. */
+export function tieName({ explained, tied }) {
+  return explained !== null && !tied ? "nearest to a tie" : "tipping point";
+}
+
 /** What was requested and obtained; the service adds a sentence if it is the highest reachable. */
-export function obtainedWords(requested, confidence, obtained, alpha) {
-  if (confidence === ALPHA_1) return `It lies at the paper's α₁ = ${alpha.toFixed(2)}.`;
+export function obtainedWords(requested, confidence, obtained, { alpha, paperAlpha }) {
+  if (confidence === ALPHA_1) {
+    if (alpha === paperAlpha) return `It lies at the paper's α₁ = ${alpha.toFixed(2)}.`;
+    return `It lies at α = ${alpha.toFixed(2)}; the paper's α₁ is ${paperAlpha.toFixed(2)}.`;
+  }
   const where = `${percent(obtained)}, at α = ${alpha.toFixed(2)}`;
   if (requested === null) return `This network's default of ${whole(confidence)} gives ${where}.`;
   return `You requested ${whole(confidence)} and got ${where}.`;
+}
+
+/** What the page is about. */
+export function leadWords({ classifier }) {
+  const first = classifier
+    ? `${classifier} is explained by its student, a network that`
+    : "This network";
+  const last = classifier ? ` ${classifier} itself reads the tipping point and the counterfactual.` : "";
+  return (
+    `${first} runs in both directions: it turns a picture into numbers that determine its class, ` +
+    "and such numbers back into a picture. So we can move the numbers towards another class and " +
+    `see the picture that belongs to them.${last}`
+  );
+}
+
+/** Who reads the picture. */
+export function readerWords(model, student) {
+  const most = winner(student);
+  return `Read by ${model.classifier}. Its student reads ${named(model, most)}, ${percent(student[most])}.`;
+}
+
+/** Who reads the pictures of the path. */
+export function plotKeyWords({ classifier }) {
+  return classifier ? `Lines: read by the student. Rings: read by ${classifier}.` : "";
 }
 
 /** The function of the arrow keys on the easel, if any. */
