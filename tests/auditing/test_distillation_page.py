@@ -36,12 +36,29 @@ def test_the_page_shows_all_numbers_and_twenty_examples(distilled: Distilled) ->
     assert "a&lt;b&gt;.onnx" in page
     assert "a<b>" not in page
     assert "ecinn distill &lt;file&gt;" in page
-    shares = (a.agreement, a.flipped, a.flipped_after, a.not_explained, a.within_after)
-    for share in (*shares, *a.by_class.values(), distilled.accuracy.accuracy):
+    rows = dict(re.findall(r'<td>([^<]*)</td><td(?: class="whole")?>([^<]*)</td>', page))
+    shares = {
+        "the classifier&#39;s accuracy": distilled.accuracy.accuracy,
+        "agreement": a.agreement,
+        "flipped, before correction": a.flipped,
+        "flipped, corrected": a.flipped_after,
+        "not explained": a.not_explained,
+        "… within 0.05": a.within_after,
+        **a.by_class,
+    }
+    for name, share in shares.items():
         mean, low, high = (f"{100 * value:.1f}" for value in (share.mean, share.low, share.high))
-        assert f"{mean} % [{low}, {high}]" in page
-    for value in (a.difference, a.path_difference):
-        assert f"{value.mean:.4f} [{value.low:.4f}, {value.high:.4f}]" in page
+        assert rows[name] == f"{mean} % [{low}, {high}]"
+    numbers = {
+        "difference of probabilities": (a.difference, 4),
+        "… along paths": (a.path_difference, 4),
+        "requested confidence, r": (a.correlation, 3),
+        "… corrected": (a.correlation_after, 3),
+        "queries": (a.queries_per_counterfactual, 1),
+    }
+    for name, (value, digits) in numbers.items():
+        mean, low, high = (f"{v:.{digits}f}" for v in (value.mean, value.low, value.high))
+        assert rows[name] == f"{mean} [{low}, {high}]"
     assert "by chance 34.6 %" in page
     assert "123,456 pictures" in page
     assert page.count("<figure>") == 20

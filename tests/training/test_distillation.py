@@ -171,6 +171,11 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     other.preprocessing = box.preprocessing
     rotated = measure_agreement(student, other, images, turned, n=10)
     assert rotated.agreement.mean == 0.0
+    ten = rotated.random  # all of them
+    first, last = ten.verification.uncorrected.argmax(2), ten.convincing_certificate.winner
+    assert rotated.flipped.mean == pytest.approx(float((first == ten.q).float().mean()))
+    assert rotated.flipped_after.mean == pytest.approx(float((last == ten.q).float().mean()))
+    assert rotated.flipped.mean < rotated.flipped_after.mean
     expected = (student.predict(images) - turned).abs().mean()
     assert rotated.difference.mean == pytest.approx(float(expected))
     counts = turned.argmax(1).bincount(minlength=3).tolist()
