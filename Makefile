@@ -79,6 +79,7 @@ benchmark: $(VENV)/.benchmark
 	$(BIN)/ecinn benchmark counterfactuals --model fakemnist --device cpu --out docs/results
 	$(BIN)/ecinn benchmark consistency --model mnist --device cpu --out docs/results
 	$(BIN)/ecinn benchmark authors --data $(AUTHORS) --device cpu --out docs/results
+	$(BIN)/ecinn benchmark controls --device cpu --out docs/results
 
 faces: $(VENV)/.benchmark
 	$(BIN)/ecinn benchmark faces --celeba $(CELEBA) --out docs/results $(if $(INCEPTION),--inception $(INCEPTION))

@@ -118,3 +118,57 @@ def test_distill_then_explain_is_verified_on_the_classifier(
     assert "classifier" not in json.loads(stdout)
     (folder / "classifier.pt").unlink()
     assert "--no-classifier" in fails("explain", digit, *where)
+
+
+class Brighter(nn.Module):
+    """Logits of pictures whose left or right half is brighter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = (half.mean((1, 2, 3)) for half in x.split(8, dim=3))
+        return 30 * torch.stack([left, right], 1)
+
+
+@pytest.mark.slow
+def test_a_student_of_a_folder_knows_its_pictures(tmp_path: Path) -> None:
+    pictures, folder = tmp_path / "pictures", tmp_path / "student"
+    generator = torch.Generator().manual_seed(0)
+    for number in range(120):
+        side = number % 2
+        values = torch.randint(60, (16, 16), generator=generator)
+        values[:, 8 * side : 8 * side + 8] += int(torch.randint(40, 180, (), generator=generator))
+        path = pictures / ("left", "right")[side] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.byte().numpy()).save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(Brighter(), torch.zeros((2, 1, 16, 16))).save(tmp_path / "brighter.pt")
+    command = (
+        "distill", "--classifier", tmp_path / "brighter.pt", "--data", pictures, "--out", folder,
+        "--device", "cpu", "--epochs", 3, "--finetune-epochs", 1,
+    )  # fmt: skip
+    # A first try with a wrong order of the outputs leaves nothing that is in the way.
+    code, _, stderr = run(*command, "--classes", "right,left")
+    assert code == 2, stderr
+    code, stdout, stderr = run(*command)
+    assert code == 0, stderr
+    page = (folder / "distillation.html").read_text()
+    report = json.loads((folder / "distillation.json").read_text())
+    assert f"{100 * report['agreement']['mean']:.1f} % [" in page
+    assert "--data SOURCE --out DIR --epochs 3 --finetune-epochs 1" in page
+    assert str(tmp_path) not in page
+    stored = json.loads((folder / "data.json").read_text())
+    assert stored["recipe"]["default_confidence"] == 0.95
+    assert sum(stored["data"]["counts"]) == 120
+    code, stdout, stderr = run("evaluate", folder, "--device", "cpu", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["n"] == report["agreement"]["n"] == stored["data"]["counts"][2]
+    code, _, stderr = run("audit", folder, "--out", tmp_path / "audit.html", "--device", "cpu")
+    assert code == 0, stderr
+    assert "already holds a run" in run(*command)[2]
+    # A resumed run keeps pictures and recipe, and refuses other pictures.
+    code, stdout, stderr = run(*command, "--resume", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["agreement"] == report["agreement"]
+    Image.new("L", (16, 16), 77).save(pictures / "left" / "new.png")
+    assert "other images" in run(*command, "--resume")[2]
+    assert json.loads((folder / "data.json").read_text()) == stored

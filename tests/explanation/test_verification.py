@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecinn.explanation.correction import TOLERANCE
 from ecinn.explanation.counterfactual import explain
-from ecinn.explanation.result import Explanation, join
+from ecinn.explanation.result import FARTHEST, Explanation, join
 from ecinn.explanation.verification import (
     MAX_QUERIES,
     TORN,
@@ -191,6 +191,26 @@ def test_what_the_classifier_never_says_is_not_explained_and_counted() -> None:
     assert report["classifier"]["queries"] == len(x) + int(e.verification.queries.sum())
     assert any("not explained" in note for note in report["images"][0]["notes"])
     assert "not_explained" not in json.dumps(explain(student, student.mu, x, "all").to_dict())
+
+
+@pytest.mark.parametrize("tie", [1.2, 2.2, 4.0])
+def test_an_answer_far_outside_explains_nothing(tie: float) -> None:
+    """The classifier is torn at this α, and so is a student that is unsure of its classes."""
+    student, reader, _ = draw(2)
+    student.stretch = 40.0  # so that 8 bits can show what lies far outside
+    x = to_pixels(to_uint8(student.decode(student.mu[:1]))).double()
+    at_zero, slope = exact_margin(student, reader, x)
+    reader.bias = reader.bias + torch.tensor([0.0, -1.0]) * (at_zero + tie * slope).item()
+    delta = student.mu[1] - student.mu[0]
+    student.tau = math.log(0.7 / 0.3) / ((tie - 0.5) * delta.square().sum())
+    e = explain(student, student.mu, x, 1, confidence=0.7, reader=reader)
+    assert abs(float(e.alpha) - tie - math.log(0.7 / 0.3) / slope) < 0.1
+    assert e.as_requested.all()
+    assert bool(e.explained) == (tie < FARTHEST)
+    report = e.to_dict()
+    assert report["classifier"]["not_explained"] == (tie > FARTHEST)
+    assert report["images"][0]["targets"][0]["explained"] == (tie < FARTHEST)
+    assert any("far outside" in note for note in e.notes[0]) == (tie > FARTHEST)
 
 
 def test_the_best_point_is_kept_where_the_confidence_does_not_exist() -> None:

@@ -1,7 +1,7 @@
 """Distillation of a classifier whose every answer is a formula, and its report."""
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,19 @@ from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
-from ecinn.data.dataset import Dataset
+from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.framing import Framing
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.training import fitting
-from ecinn.training.agreement import classifier_accuracy, measure_agreement
+from ecinn.training.agreement import Agreement, classifier_accuracy, measure_agreement
+from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
 from ecinn.training.distillation import (
-    ANSWERS_FILE,
+    CONFIDENCE,
     REPORT_FILE,
-    Splits,
     distill_classifier,
     queries_needed,
     student_recipe,
@@ -35,7 +36,7 @@ from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_st
 from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
-from helpers.builders import small_model
+from helpers.builders import small_model, with_default
 
 NAMES = ("left", "right")
 CPU = torch.device("cpu")
@@ -153,6 +154,27 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     assert twin.path_difference.mean < 1e-5
     assert twin.flipped.n == 10
     assert twin.queries == box.queries - 40
+    assert (len(twin.random), len(twin.worst)) == (10, 10)
+    assert twin.not_explained.mean == 0.0
+    of_q = twin.worst.convincing_certificate.answer.gather(2, twin.worst.q[..., None]).flatten()
+    assert torch.equal(of_q, of_q.sort().values)
+    assert {*twin.to_dict()} == {field.name for field in fields(Agreement)} - {"random", "worst"}
+    # At 99 %, half of them might have been read as the target and not as requested.
+    unsure = BlackBox(lambda x: 0.6 * student.predict(x) + 0.4 / 3, student.class_names)
+    unsure.preprocessing = box.preprocessing
+    sure = with_default(student, 0.99)
+    weak = measure_agreement(sure, unsure, images, unsure.predict(images), n=10)
+    assert weak.flipped_after.mean == 1.0
+    assert weak.not_explained.mean == 1.0  # 73 % is the most that it ever gives
+    against_b = torch.tensor([0.0, -8.0, 0.0])  # is read further along than the student says
+    late = BlackBox(lambda x: student.predict(x).log() + against_b, student.class_names)
+    late.preprocessing = box.preprocessing
+    slow = measure_agreement(student, late, images, late.predict(images), n=10)
+    ten = slow.random  # all of them
+    first, last = ten.verification.uncorrected.argmax(2), ten.convincing_certificate.winner
+    assert slow.flipped.mean == pytest.approx(float((first == ten.q).float().mean()))
+    assert slow.flipped_after.mean == pytest.approx(float((last == ten.q).float().mean()))
+    assert slow.flipped.mean < slow.flipped_after.mean
     turned = answers[:, [1, 2, 0]]
     other = BlackBox(lambda x: student.predict(x)[:, [1, 2, 0]], student.class_names)
     other.preprocessing = box.preprocessing
@@ -356,6 +378,12 @@ def test_arrays_become_stored_images_channels_first() -> None:
 def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     chosen = student_recipe(data(4, 0), CPU, recipe="mnist")
     assert chosen.finetuning is not None
+    assert chosen.default_confidence == CONFIDENCE
+    assert student_recipe(data(4, 0), CPU, recipe="celeba-smile").default_confidence == CONFIDENCE
+    own = replace(recipe(), default_confidence=0.8)
+    assert student_recipe(data(4, 0), CPU, recipe=own).default_confidence == 0.8
+    framed = student_recipe(data(4, 0), CPU, recipe="mnist", framing=Framing("pad"))
+    assert (framed.dataset, framed.framing, framed.mnist_framing) == ("own", Framing("pad"), False)
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")

@@ -1,5 +1,6 @@
 """Students behind the service: the classifier in a file beside them is asked and named."""
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,8 @@ def test_sentences_say_who_reads_what(student: Model) -> None:
     assert explained[-1].endswith(f"the input and {int(e.verification.queries[0, 0])} pictures.")
     assert failed[0].startswith("Not explained: nearest.pt never reads an 8.")
     assert "Nearest to a tie" in " ".join(failed)
+    far = sentences(dataclasses.replace(e, alpha=e.alpha + 4), 0, 0)
+    assert f"only far outside (α = {float(e.alpha[0, 0]) + 4:.1f})" in far[0]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
-"""Render an audit or a verdict as one self-contained HTML page, from a template."""
+"""Render audits, verdicts and distillations as self-contained HTML pages, from templates."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,16 +12,21 @@ from torch import Tensor
 
 from ecinn.auditing.measurement import EXAMPLES
 from ecinn.auditing.result import Audit, Comparison, count
-from ecinn.auditing.verdict import Verdict
+from ecinn.auditing.verdict import Verdict, percentage
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import Array
+from ecinn.drawing.table import number_interval
+from ecinn.metrics.statistics import Interval
 from ecinn.pixels import to_uint8
+from ecinn.training.distillation import Distilled
 
 COLUMNS = ("far left", "left", "centre", "right", "far right")
 DIFFERENT = 0.1
 """Similarity of maps up to which two models look at different features."""
+NOT_EXPLAINED = 0.1
+"""Share of counterfactuals that are not explained from which the report cautions; ours."""
 PERCENTILE = 99.9
 """Percentile of a map that gets full colour, so that a single dot stays visible."""
 
@@ -90,6 +97,82 @@ def render_verdict(verdict: Verdict, command: str) -> str:
         heatmap=_heatmap,
         percent=pictures.percent,
     )
+
+
+def render_distillation(distilled: Distilled, command: str) -> str:
+    """Fill in the template of a distillation's report."""
+    agreement = distilled.agreement
+    return template("distillation.html").render(
+        agreement=agreement,
+        queries=distilled.queries,
+        measures=[*_measures(distilled)],
+        limit=NOT_EXPLAINED,
+        command=command,
+        version=version("ecinn"),
+        examples=(
+            ("Ten at random", agreement.random),
+            ("The ten that convince the classifier least", agreement.worst),
+        ),
+        interval=percentage,
+        share=lambda value: f"{100 * value:.1f} %",
+        url=pictures.data_url,
+        image=_image,
+        heatmap=_heatmap,
+        percent=pictures.percent,
+    )
+
+
+def _measures(distilled: Distilled) -> Iterator[tuple[str, str, int, str]]:
+    """Yield name, value, number of images and meaning of every measure."""
+    a, accuracy = distilled.agreement, distilled.accuracy
+    one, three, four = (partial(number_interval, digits=digits) for digits in (1, 3, 4))
+    rows: list[tuple[str, Callable[[Interval], str], Interval, str]] = [
+        ("agreement", percentage, a.agreement, "both predict the same class"),
+        (
+            "difference of probabilities",
+            four,
+            a.difference,
+            "mean over classes and images, from 0 to 1",
+        ),
+        ("… along paths", four, a.path_difference, "the same on changed images"),
+        (
+            "flipped, before correction",
+            percentage,
+            a.flipped,
+            "changed images that the classifier reads as their target, as the student made them",
+        ),
+        ("flipped, corrected", percentage, a.flipped_after, "the same after at most 8 queries"),
+        (
+            "not explained",
+            percentage,
+            a.not_explained,
+            "the classifier does not read the corrected image as requested, or only far outside",
+        ),
+        (
+            "requested confidence, r",
+            three,
+            a.correlation,
+            "correlation of requested and obtained confidence, before correction",
+        ),
+        ("… corrected", three, a.correlation_after, "the same after correction"),
+        (
+            "… within 0.05",
+            percentage,
+            a.within_after,
+            "corrected images with the requested confidence",
+        ),
+        (
+            "queries",
+            one,
+            a.queries_per_counterfactual,
+            "per changed image, besides the image itself",
+        ),
+    ]
+    if accuracy is not None:
+        meaning = f"on labelled images; by chance {100 * accuracy.chance:.1f} %"
+        rows.insert(0, ("the classifier's accuracy", percentage, accuracy.accuracy, meaning))
+    for name, shown, value, meaning in rows:
+        yield name, shown(value), value.n, meaning
 
 
 def ranked_cells(audit: Audit) -> list[Cell]:

@@ -312,7 +312,7 @@ def findings(
     excess = error.mean - judge_error.mean
     yield Finding(
         "error",
-        f"{_percent(error)}; a small CNN: {_percent(judge_error)}",
+        f"{percentage(error)}; a small CNN: {percentage(judge_error)}",
         grade(-excess, -0.03, -0.10) if error.high < 0.9 * chance else "bad",
         "test images that are misclassified, beside a network that need not be invertible",
         "train for longer, on a GPU or with more images"
@@ -345,7 +345,7 @@ def findings(
     )
     yield Finding(
         "the other network reads q",
-        _percent(judge_reads_q),
+        percentage(judge_reads_q),
         grade(judge_reads_q.mean, 0.9, 0.7),
         "counterfactuals that the other network classifies as their target",
         "some changes convince only the model itself: train for longer or with more images, or "
@@ -353,7 +353,7 @@ def findings(
     )
     yield Finding(
         "where the other network looks",
-        f"{_percent(focus)} of the change (20 % by chance)",
+        f"{percentage(focus)} of the change (20 % by chance)",
         grade(focus.mean, 1.3 * FOCUS, 1.1 * FOCUS),
         "the part of the change in the fifth of the pixels that affects the other network most",
         "the changes lie elsewhere than what distinguishes the classes: look at the examples",
@@ -365,5 +365,6 @@ def grade(value: float, good: float, weak: float) -> Grade:
     return "good" if value >= good else "weak" if value >= weak else "bad"
 
 
-def _percent(share: Interval) -> str:
+def percentage(share: Interval) -> str:
+    """Format a share with its interval."""
     return f"{100 * share.mean:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"

@@ -1,4 +1,4 @@
-"""`ecinn benchmark heatmaps`, `faces` and `rounding`: measure attributions and models."""
+"""`ecinn benchmark heatmaps`, `faces`, `rounding` and `controls`: attributions and models."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -252,3 +252,53 @@ def rounding_benchmark(
         results = Results(title, tables, values, [*record.values()])
         paths = results.write(stem)  # after every model: an interrupted run keeps its results
     show(results, paths, json_output=json_output)
+
+
+@benchmark.command("controls")
+def controls_benchmark(
+    doses: Annotated[
+        str, typer.Option(help="Shares of pictures whose cue agrees with the label, in per cent.")
+    ] = "50,75,100",
+    n: Annotated[
+        int, typer.Option("--n", min=200, help="Digits that every student learns from.")
+    ] = 3000,
+    epochs: Annotated[int, typer.Option(min=1, help="Of every student, before the path.")] = 10,
+    seed: Seed = 0,
+    out_dir: Out = RESULTS,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Distil classifiers whose reasons are known: a planted shortcut, and none at all."""
+    line = command_line("controls", locals())
+    from ecinn.data.mnist import load_mnist
+    from ecinn.flow.device import resolve_device
+    from ecinn.studies.benchmark import controls
+    from ecinn.studies.benchmark.controls_report import control_tables, dose_figure
+    from ecinn.studies.benchmark.record import Results, provenance
+
+    try:
+        shares = [float(dose) / 100 for dose in names_of(doses)]
+    except ValueError:
+        shares = []
+    if not shares or not all(0.5 <= share <= 1 for share in shares):
+        raise InputError(f"--doses are numbers from 50 to 100, such as 50,75,100, not {doses!r}")
+    stem = output_folder(out_dir) / "controls"
+    with bars() as observe:
+        result, students = controls.run_controls(
+            load_mnist("train"),
+            doses=shares,
+            size=controls.Size(images=n, epochs=epochs),
+            seed=seed,
+            device=resolve_device(device),
+            observe=observe,
+        )
+    records = [provenance(line, student) for student in students]
+    values = {"records": records, "holds": result.holds, **vars(result)}
+    picture = stem.with_name("controls.png")
+    tables = control_tables(result)
+    captions = {picture.name: "dose and response"}
+    results = Results("Controls of distillation", tables, values, records, captions)
+    try:
+        atomic_write(picture, dose_figure(result.shortcuts))
+    finally:  # tables are shown even if the figure cannot be drawn
+        show(results, results.write(stem), json_output=json_output)

@@ -1,5 +1,6 @@
 """`ecinn distill`: a student that explains somebody's classifier."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,10 @@ from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
 if TYPE_CHECKING:
-    from ecinn.data.framing import Framing
-    from ecinn.training.distillation import Splits
+    from collections.abc import Mapping
+
+    from ecinn.classifier.recipes import Recipe
+    from ecinn.data.dataset import Split, Splits
 
 
 @app.command()
@@ -71,9 +74,13 @@ def distill(
     """Distil any classifier into a student that explains it; explanations are verified on it."""
     from dataclasses import replace
 
+    from ecinn.auditing.page import render_distillation
     from ecinn.blackbox.files import PREPROCESSING, open_classifier, read_options
     from ecinn.blackbox.preprocessing import Preprocessing
+    from ecinn.cli.own import keep_run
     from ecinn.cli.progress import bars
+    from ecinn.data.own import OwnData
+    from ecinn.files import atomic_write
     from ecinn.flow.device import resolve_device
     from ecinn.training.distillation import distill_classifier, queries_needed, student_recipe
 
@@ -94,16 +101,17 @@ def distill(
     Preprocessing(**{name: options[name] for name in PREPROCESSING if name in options})
     if not classifier.is_file():
         raise InputError(f"there is no classifier {classifier}")
-    splits, known, framing = _load(data, limit, celeba)
+    splits, stored = _load(data, out_dir, limit, celeba, resume=resume)
+    framing = splits.framing if isinstance(splits, OwnData) else None
     target = resolve_device(device)
     black_box = open_classifier(
         classifier, splits.train.class_names, options, budget=queries, device=target
     )
     with bars() as observe:
-        chosen = student_recipe(
+        chosen = stored or student_recipe(
             splits.train,
             target,
-            recipe=recipe or known,
+            recipe=recipe or _recipe_of(data),
             minutes=minutes,
             observe=observe,
             framing=framing,
@@ -112,6 +120,8 @@ def distill(
         if finetune_epochs is not None:
             tuning = replace(chosen.finetuning, epochs=finetune_epochs)  # type: ignore[type-var]
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
+        if isinstance(splits, OwnData) and stored is None:
+            keep_run(out_dir, splits, chosen)
         on_data, per_epoch = queries_needed(chosen, splits)
         path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
         err.print(
@@ -130,40 +140,55 @@ def distill(
             tell=lambda sentence: err.print(plain(sentence)),
             observe=observe,
         )
+    numbers = {"queries": queries, "recipe": recipe, "epochs": epochs, "minutes": minutes}
+    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit}
+    page = out_dir / "distillation.html"
+    command = _command(black_box.name, data if framing is None else "SOURCE", options | numbers)
+    atomic_write(page, render_distillation(result, command).encode())
     if json_output:
         print_json(result.to_dict())
         return
     for sentence in result.agreement.sentences():
         out.print(plain(sentence))
     out.print(f"{result.queries:,} queries in all")
+    out.print(f"wrote {plain(str(page))}")
     out.print(
         f"wrote {plain(str(out_dir))}: try `ecinn explain FILE --model {plain(str(out_dir))}`"
     )
 
 
 def _load(
-    source: str, limit: int | None, celeba: Path | None
-) -> tuple["Splits", str | None, "Framing | None"]:
-    """Load all splits; return also the recipe of a known dataset, or the framing of pictures."""
-    from ecinn.classifier.recipes import RECIPES
-    from ecinn.cli.progress import bars, load_images
-    from ecinn.data.own import OwnDataOptions, load_own_data
-    from ecinn.training.distillation import Splits
+    source: str, folder: Path, limit: int | None, celeba: Path | None, *, resume: bool
+) -> "tuple[Splits, Recipe | None]":
+    """Load all splits of a dataset, or of your own pictures with the recipe of a resumed run."""
+    from ecinn.cli.own import load_run
+    from ecinn.cli.progress import load_images
+    from ecinn.data.dataset import Splits
 
     path = Path(source)
-    known = next((name for name, r in RECIPES.items() if r.dataset == source), None)
-    if known is not None or not path.exists():
-        train, validation, test = (
-            load_images(source, split, celeba).first(limit)
-            for split in ("train", "validation", "test")
-        )
-        return Splits(train, validation, test), known, None
-    with bars() as observe:
-        found = load_own_data(path, OwnDataOptions(), observe)
-    for note in found.notes:
-        err.print(plain(note))
-    parts = (part.first(limit) for part in (found.train, found.validation, found.test))
-    return Splits(*parts), None, found.framing
+    if _recipe_of(source) is None and path.exists():
+        own, recipe = load_run(path, folder, resume=resume)
+        return own.first(limit), recipe
+    names: tuple[Split, ...] = ("train", "validation", "test")
+    return Splits(*(load_images(source, name, celeba) for name in names)).first(limit), None
+
+
+def _recipe_of(source: str) -> str | None:
+    """Return the first recipe of a dataset that is known by name."""
+    from ecinn.classifier.recipes import RECIPES
+
+    return next((name for name, recipe in RECIPES.items() if recipe.dataset == source), None)
+
+
+def _command(classifier: str, source: str, options: "Mapping[str, Any]") -> str:
+    """Return the command that makes the report again, without the paths of this computer."""
+    words = ["ecinn", "distill", "--classifier", classifier, "--data", source, "--out", "DIR"]
+    for name, value in options.items():
+        if value is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            joined = ("x" if name == "size" else ",").join(map(str, values))
+            words += [f"--{name.replace('_', '-')}", joined]
+    return shlex.join(words)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

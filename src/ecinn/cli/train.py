@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ecinn.cli.app import Device, app, err, out, plain
+from ecinn.cli.app import Device, app, out, plain
 from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
@@ -277,36 +277,17 @@ def _own_run(
     resume: bool,
 ) -> "tuple[OwnData, Recipe]":
     """Load pictures of your own and plan their training; a resumed run keeps both."""
-    import dataclasses
-    import json
-
     from rich.table import Table
 
-    from ecinn.classifier.checkpoint import MODEL_FILE
-    from ecinn.classifier.recipes import Recipe
+    from ecinn.cli.own import keep_run, load_run
     from ecinn.cli.progress import bars
-    from ecinn.data.own import RECORD_FILE, load_own_data, read_record
-    from ecinn.files import atomic_write, rebuild
     from ecinn.flow.device import resolve_device
-    from ecinn.training.loop import STATE_FILES
     from ecinn.training.plan import plan_recipe
 
-    record = read_record(out_dir / RECORD_FILE) if resume else None
-    # A plan of which nothing was learned is made again.
-    if not resume and any((out_dir / f).exists() for f in (MODEL_FILE, *STATE_FILES)):
-        raise InputError(f"{out_dir} already holds a run: resume it, or choose another folder")
-    options = _own_options(given)
-    if record is not None:
-        if given and options != record.options:
-            raise InputError("--resume keeps how pictures were read: leave these options out")
-        with bars() as observe:
-            own = load_own_data(source, record.options, observe, record)
-        stored = json.loads((out_dir / RECORD_FILE).read_bytes())["recipe"]
-        return own, _replace(rebuild(Recipe, stored), **overrides)
+    own, recipe = load_run(source, out_dir, _own_options(given) if given else None, resume=resume)
+    if recipe is not None:
+        return own, _replace(recipe, **overrides)
     with bars() as observe:
-        own = load_own_data(source, options, observe)
-        for note in own.notes:
-            err.print(plain(note))
         plan = plan_recipe(
             own.train,
             resolve_device(device),
@@ -320,8 +301,7 @@ def _own_run(
     for row in plan.reasons:
         table.add_row(*map(plain, row))
     out.print(table)
-    stored = {"recipe": dataclasses.asdict(plan.recipe), "data": dataclasses.asdict(own.record)}
-    atomic_write(out_dir / RECORD_FILE, (json.dumps(stored) + "\n").encode())
+    keep_run(out_dir, own, plan.recipe)
     return own, plan.recipe
 
 

@@ -58,6 +58,20 @@ class Dataset:
         )
 
 
+@dataclass(frozen=True)
+class Splits:
+    """Images to train on, to calibrate and choose with, and to measure on."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+    def first(self, n: int | None) -> "Splits":
+        """Return the first n images of every split, or all of them if n is None."""
+        parts = {name: getattr(self, name).first(n) for name in get_args(Split)}
+        return replace(self, **parts)
+
+
 DATASETS = ("mnist", "fakemnist", "celeba/ATTRIBUTE")
 """Names that `load_dataset` knows; a word in capitals stands for any of its variants."""
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ecinn.data import inspection
-from ecinn.data.dataset import Dataset, Split
+from ecinn.data.dataset import Dataset, Split, Splits
 from ecinn.data.decoded_images import cache_folder, in_threads, read_array, write_array
 from ecinn.data.dicom import is_dicom, require_pydicom
 from ecinn.data.framing import Fit, Framing, Intensity
@@ -101,12 +101,9 @@ class DataRecord:
 
 
 @dataclass(frozen=True)
-class OwnData:
+class OwnData(Splits):
     """The three splits, how pictures are framed, and what a person should know about them."""
 
-    train: Dataset
-    validation: Dataset
-    test: Dataset
     framing: Framing
     notes: tuple[str, ...]
     record: DataRecord

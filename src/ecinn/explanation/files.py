@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Bool
 from torch import Tensor
 
 from ecinn.classifier.out_of_distribution import IN_WORDS
@@ -62,7 +63,7 @@ def _asked(e: Explanation, verification: Verification) -> dict[str, Any]:
         "name": verification.classifier,
         "queries": len(e) + int(verification.queries.sum()),
         "counterfactuals": e.q.numel(),
-        "not_explained": int((~e.as_requested).sum()),
+        "not_explained": int((~_explained(e)).sum()),
     }
 
 
@@ -81,7 +82,7 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
     for target, q in enumerate(e.q[index].tolist()):
         name = e.class_names[q]
         if e.verification is not None:
-            if not bool(e.as_requested[index, target]):
+            if not bool(_explained(e)[index, target]):
                 said.append(f"to {name}: {_not_explained(e, e.verification, index, target)}")
         elif not bool(e.reachable[index, target]):
             highest = float(e.convincing_certificate.posterior[index, target, q])
@@ -98,8 +99,16 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
 def _not_explained(e: Explanation, v: Verification, index: int, target: int) -> str:
     q = int(e.q[index, target])
     share = percent(float(e.convincing_certificate.verdict[index, target, q]))
+    if bool(e.as_requested[index, target]):
+        alpha = float(e.alpha[index, target])
+        return f"not explained: {v.classifier} gives {share} only far outside (α = {alpha:.1f})"
     asked = int(v.queries[index, target])
     return f"not explained: {v.classifier} gives {share} at best, after {asked} queries"
+
+
+def _explained(e: Explanation) -> Bool[Tensor, "batch targets"]:
+    assert e.explained is not None
+    return e.explained
 
 
 def _image(e: Explanation, index: int) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
         queries = int(e.verification.queries[index, target])
         passes = e.passes + queries
         asked = {
-            "explained": bool(e.as_requested[index, target]),
+            "explained": bool(_explained(e)[index, target]),
             "tied": bool(e.verification.tied[index, target]),
             "queries": queries,
         }

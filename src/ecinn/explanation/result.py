@@ -22,6 +22,9 @@ Confidence = float | Literal["alpha_1"]
 """Where the convincing counterfactual lies: at this p(q), or at the paper's α₁."""
 ALPHA_1: Final = "alpha_1"
 
+FARTHEST = 3.0
+"""Largest α of an answer that counts as explained; α = 1 is the distance between class means."""
+
 PerPair = Float[Tensor, "batch targets"]
 PerPairImages = Float[Tensor, "batch targets channels height width"]
 PerPairStored = UInt8[Tensor, "batch targets channels height width"]
@@ -171,8 +174,12 @@ class Explanation:
 
     @property
     def explained(self) -> Bool[Tensor, "batch targets"] | None:
-        """True where the classifier reads the stored image as requested; None: not asked."""
-        return None if self.verification is None else self.as_requested
+        """True where the classifier reads the stored image as requested; None: not asked.
+
+        Only up to α = `FARTHEST`: a student without a clue is never sure of q and goes far beyond
+        all classes, where a classifier may say anything, q included.
+        """
+        return None if self.verification is None else self.as_requested & (self.alpha <= FARTHEST)
 
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:

@@ -72,7 +72,7 @@ def _column(e: Explanation, row: int, column: int) -> tuple[Panel, ...]:
         shown, missed = q, not bool(e.as_requested[row, column])
     share = float(e.convincing_certificate.verdict[row, column, shown])
     caption = f"{names[shown]}  {percent(share)}"
-    if e.verification is not None and not bool(e.as_requested[row, column]):
+    if e.explained is not None and not bool(e.explained[row, column]):
         caption, missed = f"not explained: {caption}", True
     heatmap = pictures.heatmap_array(e.heatmap[row, column], e.heatmap_limit(row))
     return (

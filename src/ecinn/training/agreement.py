@@ -1,17 +1,17 @@
 """Compare a student with the classifier it was distilled from, on data and along paths."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn import equations
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.reading import stored_posterior
-from ecinn.explanation.result import ALPHA_1, Explanation
+from ecinn.explanation.result import Confidence, Explanation, join
 from ecinn.metrics.counterfactuals import confidence_consistency
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
@@ -24,6 +24,8 @@ ASKED = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 QUERIES_PER_IMAGE = 20
 """The most that `measure_agreement` asks about every image: itself twice, a point of its path, and
 eight counterfactuals twice, with one to spare."""
+
+EXAMPLES = 10
 
 Answers = Float[Tensor, "batch classes"]
 
@@ -85,12 +87,15 @@ class Agreement:
     """Mean absolute difference of their probabilities, over classes and images."""
     path_difference: Interval
     """The same on 8-bit images at random points of paths to random classes."""
+    requested: str
+    """What was requested of the counterfactuals, in words: the student's default."""
     flipped: Interval
-    """Share of counterfactuals, at the student's α₁, that the classifier reads as the target."""
+    """Share of counterfactuals, at the student's α, that the classifier reads as the target."""
     flipped_after: Interval
     """The same after correcting α on the classifier's answers."""
     not_explained: Interval
-    """Share of counterfactuals that it does not read as the target even then."""
+    """Share of counterfactuals that it does not read as requested even then, or only far outside
+    (`Explanation.explained`)."""
     correlation: Interval
     """Pearson's r of requested confidences and the classifier's, at the student's α."""
     correlation_after: Interval
@@ -100,10 +105,19 @@ class Agreement:
     queries_per_counterfactual: Interval
     queries: int
     """Queries of this comparison, besides the answers on the images."""
+    random: Explanation
+    worst: Explanation
+    """Counterfactuals to which the classifier gives the lowest p(q)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number as plain Python values."""
-        return asdict(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["by_class"] = {name: vars(share) for name, share in self.by_class.items()}
+        return {
+            name: vars(value) if isinstance(value, Interval) else value
+            for name, value in values.items()
+            if not isinstance(value, Explanation)
+        }
 
     def sentences(self) -> tuple[str, ...]:
         """Say it in words."""
@@ -112,8 +126,8 @@ class Agreement:
             f"{self.images:,} held-out images",
             f"their probabilities differ by {self.difference.mean:.4f} on average on these, and "
             f"by {self.path_difference.mean:.4f} along paths",
-            f"counterfactuals that {self.classifier} reads as the target: {_share(self.flipped)}, "
-            f"corrected {_share(self.flipped_after)}",
+            f"counterfactuals, {self.requested}, that {self.classifier} reads as the target: "
+            f"{_share(self.flipped)}, corrected {_share(self.flipped_after)}",
             f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}",
             f"requested and obtained confidence: r {_number(self.correlation)}, corrected "
             f"{_number(self.correlation_after)}, {_share(self.within_after)} within 0.05",
@@ -130,12 +144,14 @@ def measure_agreement(
     *,
     n: int = 300,
     seed: int = 0,
+    confidence: Confidence | None = None,
     asked: Sequence[float] = ASKED,
     observe: Observer = ignore,
 ) -> Agreement:
     """Compare both on all images, whose answers are known, and on the paths of the first n.
 
     Args:
+        confidence: of the counterfactuals that should flip the classifier; None for the default.
         asked: confidences to request; image i is moved to confidence i modulo their number.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +166,7 @@ def measure_agreement(
     offsets = random_offsets(n, answers.shape[1], seed)
     q = ((answers[:n].argmax(1) + offsets) % answers.shape[1])[:, None]
     report = counter(observe, "comparing with the classifier", 2 * n)
-    flips = verified.explain(images[:n], q, confidence=ALPHA_1)
+    flips = verified.explain(images[:n], q, confidence=confidence)
     report(n)
     levels = [(level, torch.arange(i, n, len(asked))) for i, level in enumerate(asked)]
     requests = [
@@ -172,6 +188,8 @@ def measure_agreement(
     )
     first = _answers(flips, "before").argmax(2) == flips.q
     corrected = flips.convincing_certificate.reached.cpu()
+    drawn = torch.randperm(n, generator=generator)[:EXAMPLES]
+    worst = _of_q(flips, "after")[:, 0].argsort(stable=True)[:EXAMPLES]
     queries = torch.cat([_queries(e) for e in (flips, *(e for _, e in requests))])
     difference = (posterior - answers).abs().mean(1)
     return Agreement(
@@ -181,14 +199,17 @@ def measure_agreement(
         by_class=by_class,
         difference=bootstrap_interval(difference, generator=generator),
         path_difference=bootstrap_interval(between, generator=generator),
+        requested=flips.requested,
         flipped=proportion(first.cpu().flatten()),
         flipped_after=proportion(corrected.flatten()),
-        not_explained=proportion(~corrected.flatten()),
+        not_explained=proportion(~_explained(flips)),
         correlation=before.correlation,
         correlation_after=after.correlation,
         within_after=after.within,
         queries_per_counterfactual=bootstrap_interval(queries.double(), generator=generator),
         queries=int(queries.sum()) + 3 * n,
+        random=join([flips[row] for row in drawn.tolist()]),
+        worst=join([flips[row] for row in worst.tolist()]),
     )
 
 
@@ -199,6 +220,11 @@ def _answers(e: Explanation, which: str) -> Float[Tensor, "batch 1 classes"]:
 
 def _of_q(e: Explanation, which: str) -> Float[Tensor, "batch 1"]:
     return _answers(e, which).gather(2, e.q[..., None])[..., 0].cpu()
+
+
+def _explained(e: Explanation) -> Bool[Tensor, " pairs"]:
+    assert e.explained is not None
+    return e.explained.flatten().cpu()
 
 
 def _queries(e: Explanation) -> Int[Tensor, " pairs"]:

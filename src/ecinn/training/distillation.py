@@ -1,6 +1,5 @@
 """Distil any classifier into an invertible student, which then explains it."""
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,22 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox, Output
 from ecinn.blackbox.files import save_classifier
 from ecinn.blackbox.preprocessing import Preprocessing
-from ecinn.classifier.checkpoint import MODEL_FILE
-from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
-from ecinn.classifier.tensor_files import read_tensors, write_tensors
-from ecinn.data.dataset import Dataset
+from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
+from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
+from ecinn.data.own import DATASET
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
-from ecinn.progress import Observer, counter, ignore
+from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import (
     QUERIES_PER_IMAGE,
     Agreement,
@@ -33,33 +30,21 @@ from ecinn.training.agreement import (
     classifier_accuracy,
     measure_agreement,
 )
+from ecinn.training.answers import SPLITS, ask, digest, keep_answers, known_answers
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
-from ecinn.training.loop import STATE_FILES, train
+from ecinn.training.loop import train
 from ecinn.training.plan import plan_recipe
 from ecinn.training.state import Answers
 
-ANSWERS_FILE = "answers.safetensors"
-"""The classifier's answers on the data, so that a resumed run does not ask again."""
 REPORT_FILE = "distillation.json"
 ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
 """Fine-tuning of a student whose recipe has none; the numbers are those of digits."""
+CONFIDENCE = 0.95
+"""What explanations of a student request by default: within the tolerance of 0.05, the classifier
+must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
+the eight answers of a classifier that saw no pattern, the target wins now and then by chance."""
 REPORT_IMAGES = 300
-_ASK = 2048
-"""Images that are asked between two reports of progress."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Images to learn the answers on, to fit the temperature on, and to compare on."""
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
-
-    def items(self) -> dict[str, Dataset]:
-        """Every split by its name; validation is asked first."""
-        return {"validation": self.validation, "train": self.train, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -109,11 +94,11 @@ def distill_classifier(
     """
     output_folder(folder)
     device = resolve_device(device)
-    answers, planned = _known_answers(black_box, data, folder)
+    answers, planned = known_answers(black_box, data, folder)
     accuracy = None
     try:
         if "validation" not in answers:
-            answers["validation"] = _ask(black_box, data.validation, observe)
+            answers["validation"] = ask(black_box, data.validation, observe)
         if labelled:
             labels = data.validation.labels
             accuracy = classifier_accuracy(answers["validation"], labels)
@@ -125,11 +110,11 @@ def distill_classifier(
         planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
         for name in ("train", "test"):
             if name not in answers:
-                answers[name] = _ask(black_box, data.items()[name], observe)
+                answers[name] = ask(black_box, getattr(data, name), observe)
         _require_all_classes(answers["train"], data.train.class_names)
-        _keep(black_box, data, answers, planned, folder)
+        keep_answers(black_box, data, answers, planned, folder)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
-        identity = torch.frombuffer(bytearray(_digest(answers["train"])), dtype=torch.uint8)
+        identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
             _relabelled(data.train, answers["train"]),
@@ -147,7 +132,7 @@ def distill_classifier(
             student, black_box, data.test.images, answers["test"], n=REPORT_IMAGES, observe=observe
         )
     finally:
-        _keep(black_box, data, answers, planned, folder)
+        keep_answers(black_box, data, answers, planned, folder)
     if source is not None:
         save_classifier(black_box, source, folder)
     result = Distilled(
@@ -264,17 +249,23 @@ def student_recipe(
 ) -> Recipe:
     """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
 
-    What a recipe says about labels, attributes and other models is left out.
+    What a recipe says about labels, attributes and other models is left out, and so is the default
+    confidence of a shipped model.
+
+    Args:
+        framing: of pictures of your own, whatever the recipe.
     """
     if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise InputError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
-        recipe = RECIPES[recipe]
+        recipe = replace(find_recipe(recipe), default_confidence=None)
     if recipe is None:
         plan = plan_recipe(
             data, device, name="student", minutes=minutes, framing=framing, observe=observe
         )
         recipe = plan.recipe
+    elif framing is not None:
+        recipe = replace(
+            recipe, dataset=DATASET, framing=framing, mnist_framing=False, face_crop=None
+        )
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
@@ -283,12 +274,13 @@ def student_recipe(
         attribute_weight=0.0,
         distillation_weight=0.0,
         init_from=None,
+        default_confidence=recipe.default_confidence or CONFIDENCE,
     )
 
 
 def queries_needed(recipe: Recipe, data: Splits, known: Sequence[str] = ()) -> tuple[int, int]:
     """Return the queries for the data and the report, and those of an epoch on the path."""
-    on_data = sum(len(part) for name, part in data.items().items() if name not in known)
+    on_data = sum(len(getattr(data, name)) for name in SPLITS if name not in known)
     on_data += QUERIES_PER_IMAGE * min(REPORT_IMAGES, len(data.test)) + 1
     if recipe.finetuning is None:
         return on_data, 0
@@ -335,15 +327,6 @@ def _outputs(
     return max(shape[-1], 2) if len(shape) > 1 else 2
 
 
-def _ask(black_box: BlackBox, data: Dataset, observe: Observer) -> Float[Tensor, "images classes"]:
-    report = counter(observe, f"asking {black_box.name}", len(data))
-    parts = []
-    for start in range(0, len(data), _ASK):
-        parts.append(black_box.predict(data.images[start : start + _ASK]))
-        report(min(start + _ASK, len(data)))
-    return torch.cat(parts)
-
-
 def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_given: bool) -> str:
     """Say how accurate the classifier is; refuse one that guesses, or is in another order."""
     names, reached = black_box.class_names, 100 * accuracy.accuracy.mean
@@ -382,60 +365,3 @@ def _require_all_classes(answers: Tensor, names: Sequence[str]) -> None:
 def _relabelled(data: Dataset, answers: Tensor) -> Dataset:
     """Return the images with the classifier's predictions as labels, and nothing else to learn."""
     return replace(data, labels=answers.argmax(1), attributes=None, attribute=None)
-
-
-def _digest(*values: Tensor) -> bytes:
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(value.cpu().contiguous().numpy().tobytes())
-    return digest.digest()
-
-
-def _fingerprint(black_box: BlackBox, data: Splits) -> dict[str, Any]:
-    """Identify data and classifier well enough to notice others."""
-    some = [part.images[:100] for part in data.items().values()]
-    return {
-        "classifier": black_box.name,
-        "preprocessing": repr((black_box.preprocessing, black_box.classes)),
-        "images": [len(part) for part in data.items().values()],
-        "first": _digest(*some).hex()[:16],
-    }
-
-
-def _keep(
-    black_box: BlackBox,
-    data: Splits,
-    answers: dict[str, Tensor],
-    planned: int | None,
-    folder: Path,
-) -> None:
-    about = {
-        "kind": "answers",
-        "queries": black_box.queries,
-        "output": black_box.output,
-        "finetuning_epochs": planned,
-        **_fingerprint(black_box, data),
-    }
-    if answers:
-        write_tensors(folder / ANSWERS_FILE, answers, about)
-
-
-def _known_answers(
-    black_box: BlackBox, data: Splits, folder: Path
-) -> tuple[dict[str, Tensor], int | None]:
-    """Return the answers and planned epochs of an earlier start here; count its queries."""
-    path = folder / ANSWERS_FILE
-    if not path.is_file():
-        return {}, None
-    tensors, about = read_tensors(path)
-    expected = {"kind": "answers", **_fingerprint(black_box, data)}
-    if any(about.get(name) != value for name, value in expected.items()):
-        if not any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
-            return {}, None  # nothing was learned from them
-        raise InputError(
-            f"{path} holds the answers of another classifier or to other images: choose another "
-            "folder"
-        )
-    black_box.output = black_box.output or about["output"]
-    black_box.queries += about["queries"]
-    return tensors, about["finetuning_epochs"]

@@ -142,11 +142,13 @@ def _verified_sentences(
         f"{v.classifier} classifies the stored image as {reached}; its student as "
         f"{name[student]} ({percent(float(own[row, column, student]))})."
     ]
-    if not bool(e.as_requested[row, column]):
+    if e.explained is not None and not bool(e.explained[row, column]):
         best = percent(float(e.convincing_certificate.verdict[row, column, q]))
         does = f"never gives {name[q]} the requested probability"
         if e.confidence == ALPHA_1:
             does = f"never reads {name[q]}"
+        if bool(e.as_requested[row, column]):
+            does = f"does so only far outside (α = {float(e.alpha[row, column]):.1f})"
         lines.insert(
             0,
             f"Not explained: {v.classifier} {does}. The best of {queries} pictures that it was "

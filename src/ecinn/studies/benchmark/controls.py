@@ -1,0 +1,354 @@
+"""Controls of distillation: a planted shortcut must be found, and mere noise not be explained."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ecinn.auditing.measurement import audit
+from ecinn.auditing.page import ranked_cells
+from ecinn.auditing.result import Audit
+from ecinn.blackbox.classifier import BlackBox
+from ecinn.data.augmentation import Augmentation
+from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.planted import Cue
+from ecinn.errors import InputError
+from ecinn.metrics.heatmaps import importance, relative_density
+from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
+from ecinn.model import Model
+from ecinn.pixels import Labels
+from ecinn.progress import Observer, ignore
+from ecinn.training.augmented import TeacherSettings, train_augmented
+from ecinn.training.distillation import Distilled, distill_classifier, student_recipe
+from ecinn.training.networks import ConvolutionalNetwork
+
+SIDE = 14
+"""Digits are halved to 14×14 pixels, so that the study takes minutes."""
+DIGITS = (3, 8)
+CUE = Cue(marks=(((0, 0), (1, 0)), ((0, 1), (0, 2))), height=SIDE, width=SIDE)
+"""An upright stroke of two pixels for the first class, a level one for the second, in the upper
+left corner, where no digit is."""
+EVIDENCE = 0.65
+"""Share of the labels that are those of the digit; the others are wrong. If the digit always told
+the label, a network would have no reason to look at a cue that agrees with 75 % of the labels."""
+DOSES = (0.5, 0.75, 1.0)
+"""Shares of the classifier's training pictures whose cue is that of the label; with two classes,
+one half says nothing."""
+NOT_EXPLAINED = 0.9
+"""Smallest share of pictures that must not be explained after training on shuffled labels."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained; the classifier and its student never see the same digits."""
+
+    images: int = 3000
+    """Pictures that every student learns from."""
+    held_out: int = 500
+    epochs: int = 10
+    path_epochs: int = 2
+    taught: int = 4000
+    """Training pictures of the classifiers with a cue."""
+    taught_epochs: int = 6
+    """Few, so that wrong labels are not memorised."""
+    memorised: int = 1000
+    """Training pictures of the classifiers with true and with shuffled labels."""
+    memorising_epochs: int = 60
+    width: int = 32
+    """Channels of these classifiers' first convolution, wide enough to memorise."""
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A classifier that was trained with a cue, and what the audit of its student finds."""
+
+    dose: float
+    cue_changes: Interval
+    """Share of held-out pictures whose answer changes with the cue alone, by the classifier."""
+    digit_changes: Interval
+    """Share of the same whose answer changes with another digit and the same cue."""
+    agreement: Interval
+    rank: int
+    """Place of the cue among all cells of the audit's grid, 1 for the most changed."""
+    cells: int
+    density: Interval
+    """Change at the cue relative to an average place: 1 is chance."""
+
+    @property
+    def expected(self) -> bool:
+        """True if the cue says more about the labels than the digit does."""
+        return self.dose > EVIDENCE
+
+    @property
+    def holds(self) -> bool:
+        """True if the cue comes first exactly where it should."""
+        return (self.rank == 1) == self.expected
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """A classifier of true or shuffled labels, and how well its student explains it."""
+
+    labels: str
+    learned: Interval
+    """Share of the training pictures that it classifies as it was taught."""
+    accuracy: Interval
+    """On held-out pictures and true labels."""
+    agreement: Interval
+    flipped: Interval
+    not_explained: Interval
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Both controls."""
+
+    size: Size
+    seed: int
+    shortcuts: tuple[Shortcut, ...]
+    reasons: tuple[Reasons, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True if every control ends as it should."""
+        shuffled = next(each for each in self.reasons if each.labels == "shuffled")
+        found = all(each.holds for each in self.shortcuts)
+        return found and shuffled.not_explained.mean >= NOT_EXPLAINED
+
+
+def run_controls(
+    digits: Dataset,
+    *,
+    doses: Sequence[float] = DOSES,
+    size: Size | None = None,
+    seed: int = 0,
+    device: torch.device,
+    observe: Observer = ignore,
+) -> tuple[Controls, list[Model]]:
+    """Run both controls on digits of 28×28 pixels; return also all students."""
+    size = size or Size()
+    pair, every = halved(digits, DIGITS), halved(digits)
+    shortcuts = [find_shortcut(pair, dose, size, seed, device, observe) for dose in doses]
+    reasons = [
+        explain_reasons(every, labels, size, seed, device, observe)
+        for labels in ("true", "shuffled")
+    ]
+    result = Controls(
+        size, seed, tuple(each for each, _ in shortcuts), tuple(each for each, _ in reasons)
+    )
+    return result, [model for _, model in (*shortcuts, *reasons)]
+
+
+def plant_shortcut(
+    digits: Dataset, dose: float, evidence: float, generator: torch.Generator
+) -> Dataset:
+    """Give digits of two classes labels and cues.
+
+    Labels are those of the digit with probability `evidence`, cues those of the label with
+    probability `dose`.
+    """
+    labels = _flipped(digits.labels, 1 - evidence, generator)
+    cues = _flipped(labels, 1 - dose, generator)
+    return replace(digits, images=CUE.paint(digits.images, cues), labels=labels)
+
+
+def _flipped(labels: Labels, share: float, generator: torch.Generator) -> Labels:
+    return torch.where(torch.rand(len(labels), generator=generator) < share, 1 - labels, labels)
+
+
+def halved(digits: Dataset, classes: Sequence[int] | None = None) -> Dataset:
+    """Return digits of 14×14 pixels, of some classes or all, which are then numbered from 0."""
+    if classes is None:
+        kept, labels, names = digits.images, digits.labels, digits.class_names
+    else:
+        own = torch.tensor(classes)
+        rows = torch.isin(digits.labels, own).nonzero()[:, 0]
+        kept, labels = digits.images[rows], torch.searchsorted(own, digits.labels[rows])
+        names = tuple(digits.class_names[label] for label in classes)
+    return Dataset(F.avg_pool2d(kept.float(), 2).round().to(torch.uint8), labels, names)
+
+
+def train_classifier(
+    data: Dataset, epochs: int, width: int, seed: int, device: torch.device, observe: Observer
+) -> ConvolutionalNetwork:
+    """Train a small convolutional network without augmentation."""
+    classes = len(data.class_names)
+    settings = TeacherSettings(
+        epochs=epochs,
+        batch_size=min(64, len(data)),
+        learning_rate=4e-3,
+        weight_decay=0.02,
+        label_smoothing=0.0,
+        ema_decay=0.98,
+        augmentation=Augmentation(),
+        cut_out_share=0.0,
+        jitter=0.0,
+        mixup_share=0.0,
+        seed=seed,
+    )
+
+    def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        wrong = logits.detach().argmax(1) != targets.argmax(1)
+        return F.cross_entropy(logits, targets), wrong.float().mean()
+
+    trained = train_augmented(
+        lambda: ConvolutionalNetwork(1, classes, width),
+        data.images,
+        F.one_hot(data.labels, classes).to(torch.uint8),
+        loss,
+        settings,
+        number=0,
+        exclusive=True,
+        task="classifier",
+        device=device,
+        observe=observe,
+    )
+    return trained.network.eval().requires_grad_(requires_grad=False)
+
+
+def distill_control(
+    network: ConvolutionalNetwork,
+    data: Splits,
+    name: str,
+    size: Size,
+    seed: int,
+    device: torch.device,
+    observe: Observer,
+) -> tuple[Distilled, BlackBox]:
+    """Distil a classifier as `ecinn distill` does, with fewer epochs and small batches."""
+    black_box = BlackBox(lambda x: network(x.to(device)), data.train.class_names, name=name)
+    recipe = student_recipe(data.train, device, observe=observe)
+    assert recipe.finetuning is not None
+    path = replace(recipe.finetuning, epochs=size.path_epochs, batch_size=recipe.batch_size)
+    recipe = replace(recipe, name=name, epochs=size.epochs, finetuning=path, seed=seed)
+    # The labels are not needed, and `labelled` would refuse a classifier of shuffled ones.
+    with tempfile.TemporaryDirectory() as folder:
+        distilled = distill_classifier(
+            black_box,
+            data,
+            recipe,
+            Path(folder),
+            labelled=False,
+            device=device,
+            observe=observe,
+        )
+    return distilled, black_box
+
+
+def find_shortcut(
+    digits: Dataset,
+    dose: float,
+    size: Size,
+    seed: int,
+    device: torch.device,
+    observe: Observer = ignore,
+) -> tuple[Shortcut, Model]:
+    """Train a classifier with a cue, distil it on pictures with random cues, audit the student.
+
+    All students learn from the same pictures, whose cues say nothing about the digit: only the
+    classifier's answers tell a student that the cue matters.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    taught, rest = _parts(digits, generator, size.taught)
+    taught = plant_shortcut(taught, dose, EVIDENCE, generator)
+    network = train_classifier(taught, size.taught_epochs, 8, seed, device, observe)
+    neutral = torch.Generator().manual_seed(seed + 1)
+    data = _splits(plant_shortcut(rest, 0.5, 1.0, neutral), size)
+    distilled, black_box = distill_control(
+        network, data, f"cue-{100 * dose:.0f}", size, seed, device, observe
+    )
+    images = data.test.images
+    own, partner = CUE.read(images), _other_digit(data.test.labels, neutral)
+    said, other_cue, other_digit = (
+        black_box.predict(each).argmax(1)
+        for each in (images, CUE.paint(images, 1 - own), CUE.paint(images[partner], own))
+    )
+    found = audit(distilled.model.student, data.test, n=size.held_out, seed=seed, observe=observe)
+    change = relative_density(importance(found.flips.change), CUE.mask)
+    result = Shortcut(
+        dose=dose,
+        cue_changes=proportion(said != other_cue),
+        digit_changes=proportion(said != other_digit),
+        agreement=distilled.agreement.agreement,
+        rank=cue_rank(found, CUE.mask),
+        cells=found.grid.numel(),
+        density=bootstrap_interval(change, generator=generator),
+    )
+    return result, distilled.model
+
+
+def cue_rank(found: Audit, mask: Bool[Tensor, "height width"]) -> int:
+    """Return the place of the first cell of the audit's ranking that holds pixels of the cue."""
+    height, width = mask.shape
+    for rank, cell in enumerate(ranked_cells(found), 1):
+        box = cell.box
+        rows = slice(round(box.top * height), round(box.bottom * height))
+        if bool(mask[rows, round(box.left * width) : round(box.right * width)].any()):
+            return rank
+    raise InputError("the cue lies outside of the picture")
+
+
+def explain_reasons(
+    digits: Dataset,
+    labels: str,
+    size: Size,
+    seed: int,
+    device: torch.device,
+    observe: Observer = ignore,
+) -> tuple[Reasons, Model]:
+    """Let a classifier memorise pictures with true or shuffled labels, and explain it."""
+    generator = torch.Generator().manual_seed(seed)
+    taught, rest = _parts(digits, generator, size.memorised)
+    if labels == "shuffled":
+        order = torch.randperm(len(taught), generator=generator)
+        taught = replace(taught, labels=taught.labels[order])
+    network = train_classifier(taught, size.memorising_epochs, size.width, seed, device, observe)
+    data = _splits(rest, size)
+    distilled, black_box = distill_control(
+        network, data, f"labels-{labels}", size, seed, device, observe
+    )
+
+    def right(part: Dataset) -> Interval:
+        return proportion(black_box.predict(part.images).argmax(1) == part.labels)
+
+    agreement = distilled.agreement
+    result = Reasons(
+        labels=labels,
+        learned=right(taught),
+        accuracy=right(data.test),
+        agreement=agreement.agreement,
+        flipped=agreement.flipped_after,
+        not_explained=agreement.not_explained,
+    )
+    return result, distilled.model
+
+
+def _parts(digits: Dataset, generator: torch.Generator, first: int) -> tuple[Dataset, Dataset]:
+    """Shuffle digits and return the first ones and the others."""
+    order = torch.randperm(len(digits), generator=generator)
+    return digits.select(order[:first]), digits.select(order[first:])
+
+
+def _splits(digits: Dataset, size: Size) -> Splits:
+    needed = size.images + 2 * size.held_out
+    if len(digits) < needed:
+        raise InputError(f"the control needs {needed:,} more digits, not {len(digits):,}")
+    used = digits.first(needed)
+    ends = size.images, size.images + size.held_out
+    return Splits(
+        used.select(slice(ends[0])), used.select(slice(*ends)), used.select(slice(ends[1], None))
+    )
+
+
+def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " images"]:
+    """For every picture, draw one of the other class."""
+    partner = torch.empty_like(labels)
+    for label in (0, 1):
+        rows, others = (labels == label).nonzero()[:, 0], (labels != label).nonzero()[:, 0]
+        partner[rows] = others[torch.randint(len(others), (len(rows),), generator=generator)]
+    return partner

@@ -1,0 +1,92 @@
+"""Answers of a classifier on the data, kept so that a resumed run does not ask again."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ecinn.blackbox.classifier import BlackBox
+from ecinn.classifier.checkpoint import MODEL_FILE
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
+from ecinn.data.dataset import Dataset, Split, Splits
+from ecinn.errors import InputError
+from ecinn.progress import Observer, counter
+from ecinn.training.loop import STATE_FILES
+
+ANSWERS_FILE = "answers.safetensors"
+SPLITS: tuple[Split, ...] = ("validation", "train", "test")
+"""In the order in which they are asked: accuracy is measured on validation images."""
+_AT_ONCE = 2048
+"""Images that are asked between two reports of progress."""
+
+
+def ask(black_box: BlackBox, data: Dataset, observe: Observer) -> Float[Tensor, "images classes"]:
+    """Ask about all images of a dataset."""
+    report = counter(observe, f"asking {black_box.name}", len(data))
+    parts = []
+    for start in range(0, len(data), _AT_ONCE):
+        parts.append(black_box.predict(data.images[start : start + _AT_ONCE]))
+        report(min(start + _AT_ONCE, len(data)))
+    return torch.cat(parts)
+
+
+def keep_answers(
+    black_box: BlackBox,
+    data: Splits,
+    answers: dict[str, Tensor],
+    planned: int | None,
+    folder: Path,
+) -> None:
+    """Write the answers, the queries so far and the planned epochs of fine-tuning."""
+    about = {
+        "kind": "answers",
+        "queries": black_box.queries,
+        "output": black_box.output,
+        "finetuning_epochs": planned,
+        **_fingerprint(black_box, data),
+    }
+    if answers:
+        write_tensors(folder / ANSWERS_FILE, answers, about)
+
+
+def known_answers(
+    black_box: BlackBox, data: Splits, folder: Path
+) -> tuple[dict[str, Tensor], int | None]:
+    """Return the answers and planned epochs of an earlier start here; count its queries."""
+    path = folder / ANSWERS_FILE
+    if not path.is_file():
+        return {}, None
+    tensors, about = read_tensors(path)
+    expected = {"kind": "answers", **_fingerprint(black_box, data)}
+    if any(about.get(name) != value for name, value in expected.items()):
+        if not any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE)):
+            return {}, None  # nothing was learned from them
+        raise InputError(
+            f"{path} holds the answers of another classifier or to other images: choose another "
+            "folder"
+        )
+    black_box.output = black_box.output or about["output"]
+    black_box.queries += about["queries"]
+    return tensors, about["finetuning_epochs"]
+
+
+def digest(*values: Tensor) -> bytes:
+    """Return the SHA-256 of tensors."""
+    whole = hashlib.sha256()
+    for value in values:
+        whole.update(value.cpu().contiguous().numpy().tobytes())
+    return whole.digest()
+
+
+def _fingerprint(black_box: BlackBox, data: Splits) -> dict[str, Any]:
+    """Identify data and classifier well enough to notice others."""
+    parts = [getattr(data, name) for name in SPLITS]
+    return {
+        "classifier": black_box.name,
+        "preprocessing": repr((black_box.preprocessing, black_box.classes)),
+        "images": [len(part) for part in parts],
+        "first": digest(*(part.images[:100] for part in parts)).hex()[:16],
+    }
