@@ -196,7 +196,8 @@ def test_a_student_agrees_and_every_query_is_counted(tmp_path: Path) -> None:
     assert "100.0 % of 40" in told[0]
     _, per_epoch = queries_needed(recipe(), splits)
     assert per_epoch == 5 * 16
-    assert result.queries == box.queries == 240 + 1 + per_epoch + result.agreement.queries
+    assert result.queries == box.queries == 240 + 1 + per_epoch + result.agreement.report_queries
+    assert result.to_dict()["queries"] == result.queries
     assert (tmp_path / REPORT_FILE).is_file()
     explanation = result.model.explain(splits.test.images[:3])
     assert explanation.verification.classifier == "classifier"

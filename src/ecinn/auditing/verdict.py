@@ -123,6 +123,7 @@ def assess(
     test: Dataset,
     *,
     judge: nn.Module | None = None,
+    evaluation: Evaluation | None = None,
     n: int = IMAGES,
     seed: int = 0,
     observe: Observer = ignore,
@@ -131,11 +132,12 @@ def assess(
 
     Args:
         judge: a network from pixels in [0, 1] to logits; trained here if none is given.
+        evaluation: of the model on these test images; measured here if none is given.
         n: number of test images to explain.
     """
     generator = torch.Generator().manual_seed(seed)
     judge = judge or train_judge(model, train, seed=seed, observe=observe)
-    evaluation = evaluate(model, test, seed=seed, observe=observe)
+    evaluation = evaluation or evaluate(model, test, seed=seed, observe=observe)
     predicted, read = classify(model, judge, test.images)
     chosen = torch.randperm(len(test), generator=generator)[:n]
     seen = torch.randperm(len(train), generator=generator)[:n]

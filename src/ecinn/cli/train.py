@@ -248,11 +248,15 @@ def _print_verdict(
     from ecinn.auditing.page import render_verdict
     from ecinn.auditing.verdict import assess
     from ecinn.cli.progress import bars
-    from ecinn.files import atomic_write
+    from ecinn.files import atomic_write, rebuild
     from ecinn.model import Model
+    from ecinn.training.evaluation import Evaluation
 
+    evaluation = rebuild(Evaluation, checkpoint.metrics)
     with bars() as observe:
-        verdict = assess(Model(checkpoint, device), data, test, observe=observe)
+        verdict = assess(
+            Model(checkpoint, device), data, test, evaluation=evaluation, observe=observe
+        )
     page = folder / "verdict.html"
     atomic_write(page, render_verdict(verdict, command).encode())
     atomic_write(folder / "verdict.json", (verdict.to_json() + "\n").encode())

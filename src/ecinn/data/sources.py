@@ -105,8 +105,8 @@ def _folders(source: Path) -> Iterator[Pictures]:
     empty = sorted(classes - {"/".join(name.split("/")[:depth]) for name in held})
     if empty:
         raise InputError(
-            f"{len(empty)} class folders of {source} hold no pictures ({', '.join(empty[:5])}): "
-            "add some, or remove the folders"
+            f"{source} has class folders without pictures ({', '.join(empty[:5])}"
+            f"{', …' if len(empty) > 5 else ''}): add some, or remove the folders"
         )
     if not held:
         raise InputError(f"{source} holds no pictures in folders: give {KINDS}")

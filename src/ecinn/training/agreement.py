@@ -103,7 +103,7 @@ class Agreement:
     within_after: Interval
     """Share of requested confidences that the classifier confirms within 0.05."""
     queries_per_counterfactual: Interval
-    queries: int
+    report_queries: int
     """Queries of this comparison, besides the answers on the images."""
     random: Explanation
     worst: Explanation
@@ -207,7 +207,7 @@ def measure_agreement(
         correlation_after=after.correlation,
         within_after=after.within,
         queries_per_counterfactual=bootstrap_interval(queries.double(), generator=generator),
-        queries=int(queries.sum()) + 3 * n,
+        report_queries=int(queries.sum()) + 3 * n,
         random=join([flips[row] for row in drawn.tolist()]),
         worst=join([flips[row] for row in worst.tolist()]),
     )
