@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-FASHION = "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot".split()
+FASHION = (
+    *("T-shirt", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Boot"),
+)
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -374,7 +374,7 @@ def few(folder: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty folder": (lambda folder: (folder / "ant").mkdir(), r"class folders without pictures \(ant\)"),
+    "empty folder": (lambda folder: (folder / "ant").mkdir(), r"without pictures \(ant\)"),
     "one class": (lambda folder: shutil.rmtree(folder / "dog"), "has 1 class "),
     "one picture of a class": (few, r"fewer than 3 pictures \(dog\)"),
     "no picture at all": (

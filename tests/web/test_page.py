@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
