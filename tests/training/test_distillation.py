@@ -153,7 +153,7 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     assert twin.difference.mean < 1e-5
     assert twin.path_difference.mean < 1e-5
     assert twin.flipped.n == 10
-    assert twin.queries == box.queries - 40
+    assert twin.report_queries == box.queries - 40
     assert (len(twin.random), len(twin.worst)) == (10, 10)
     assert twin.not_explained.mean == 0.0
     of_q = twin.worst.convincing_certificate.answer.gather(2, twin.worst.q[..., None]).flatten()

@@ -268,7 +268,14 @@ def find_shortcut(
         black_box.predict(each).argmax(1)
         for each in (images, CUE.paint(images, 1 - own), CUE.paint(images[partner], own))
     )
-    found = audit(distilled.model.student, data.test, n=size.held_out, seed=seed, observe=observe)
+    found = audit(
+        distilled.model.student,
+        data.test,
+        n=size.held_out,
+        confidence=distilled.model.default_confidence,
+        seed=seed,
+        observe=observe,
+    )
     change = relative_density(importance(found.flips.change), CUE.mask)
     result = Shortcut(
         dose=dose,
