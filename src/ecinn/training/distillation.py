@@ -269,7 +269,9 @@ def student_recipe(
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
-        finetuning=recipe.finetuning or ON_THE_PATH,
+        # Small batches, as in the first stage: of few images, large ones would make few steps.
+        finetuning=recipe.finetuning
+        or replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size)),
         label_smoothing=0.0,
         attribute_weight=0.0,
         distillation_weight=0.0,
