@@ -70,7 +70,7 @@ class CounterfactualAttribution(Attribution):  # type: ignore[misc]  # Captum ha
         return (e.heatmap[:, 0].clone() * sign).to(inputs)
 
     def _scores(self, x: Images) -> Tensor:
-        """Who is explained decides which class is predicted."""
+        """Return the probabilities by the classifier that is explained, which may be a reader."""
         reader = self.model.reader
         scores = self.model.predict(x) if reader is None else reader.predict(to_uint8(x))
         return scores.to(x.device)

@@ -24,9 +24,8 @@ from ecinn.metrics.statistics import (
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages, dequantise, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
-from ecinn.training.augmented import TeacherSettings, train_augmented
+from ecinn.training.augmented import TeacherSettings, train_cnn
 from ecinn.training.evaluation import Evaluation, evaluate, random_offsets
-from ecinn.training.networks import ConvolutionalNetwork
 
 Grade = Literal["good", "weak", "bad"]
 ANSWERS: dict[Grade, str] = {
@@ -176,10 +175,10 @@ def train_judge(
 
     Images are augmented as for the model: both know the same about what leaves a class unchanged.
     """
-    batch, classes = min(64, len(train)), len(train.class_names)
-    channels, height, width = model.image_shape
-    pools = 2 if min(height, width) < 48 else 3 if min(height, width) < 96 else 4
+    batch, side = min(64, len(train)), min(model.image_shape[1:])
+    pools = 2 if side < 48 else 3 if side < 96 else 4
     settings = TeacherSettings(
+        width=JUDGE_WIDTH,
         epochs=min(max(4, round(JUDGE_STEPS * batch / len(train))), 60),
         batch_size=batch,
         learning_rate=4e-3,
@@ -192,24 +191,9 @@ def train_judge(
         mixup_share=0.0,
         seed=1000 + seed,
     )
-
-    def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        wrong = logits.detach().argmax(1) != targets.argmax(1)
-        return F.cross_entropy(logits, targets), wrong.float().mean()
-
-    trained = train_augmented(
-        lambda: ConvolutionalNetwork(channels, classes, JUDGE_WIDTH, pools),
-        train.images,
-        F.one_hot(train.labels, classes).to(torch.uint8),
-        loss,
-        settings,
-        number=0,
-        exclusive=True,
-        task="judge",
-        device=model.device,
-        observe=observe,
+    return train_cnn(
+        train, settings, pools=pools, task="judge", device=model.device, observe=observe
     )
-    return trained.network.eval().requires_grad_(requires_grad=False)
 
 
 @torch.no_grad()

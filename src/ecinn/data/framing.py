@@ -51,7 +51,7 @@ def bits_used(highest: float) -> Intensity:
 
 @dataclass(frozen=True)
 class Framing:
-    """How pictures were fitted into the model's images, in training and since."""
+    """Settings that fit a picture into the model's image, the same in training and afterwards."""
 
     fit: Fit = "stretch"
     """Crop about the centre, pad with black, or stretch other aspect ratios."""

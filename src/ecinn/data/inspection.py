@@ -22,7 +22,7 @@ COLOUR = (16, 0.01)
 
 @dataclass(frozen=True)
 class Look:
-    """What is seen of one picture."""
+    """Size, colour and range of values of one picture."""
 
     side: int
     """The shorter one."""

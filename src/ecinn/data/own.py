@@ -48,7 +48,7 @@ _FORMAT = "ecinn-own-1"
 
 @dataclass(frozen=True)
 class OwnDataOptions:
-    """How to read a source; None chooses from the pictures."""
+    """Options for reading a source; None means: choose from the pictures."""
 
     size: int | None = None
     channels: int | None = None
@@ -75,7 +75,7 @@ class OwnDataOptions:
 
 @dataclass(frozen=True)
 class DataRecord:
-    """What was made of a source: enough to find the same pictures again, even elsewhere."""
+    """Record of a source and its split, with which the same pictures are found again."""
 
     source: str
     options: OwnDataOptions

@@ -45,7 +45,7 @@ class Picture:
 
     @property
     def deep(self) -> bool:
-        """Whether it has more than 8 bits: 16 bits, integers or floats."""
+        """Return whether it has more than 8 bits: 16 bits, integers or floats."""
         return self.image.mode in ("I", "F") or self.image.mode.startswith("I;16")
 
 

@@ -111,7 +111,7 @@ def _folders(source: Path) -> Iterator[Pictures]:
     if not held:
         raise InputError(f"{source} holds no pictures in folders: give {KINDS}")
     parts = [name.split("/") for name in held]
-    unnamed = sorted(name for name in classes if not _is_unicode(name))
+    unnamed = sorted(name for name in classes if name != name.encode(errors="replace").decode())
     if unnamed:
         raise InputError(f"the class folder {unnamed[0]!a} is not named in UTF-8: rename it")
     notes = []
@@ -129,14 +129,6 @@ def _folders(source: Path) -> Iterator[Pictures]:
             [SPLIT_NAMES[part[0].lower()] for part in parts] if depth == 2 else None,
             notes=tuple(notes),
         )
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str]]:

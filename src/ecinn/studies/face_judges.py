@@ -261,19 +261,13 @@ def _fit(
 ) -> Trained[JudgeNetwork]:
     """Train on the weighted cross-entropy of all attributes, with the teacher's augmentation."""
     assert data.attributes is not None
-    weights = attribute_weights(settings.label_weight).to(device)
-
-    def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        wrong = ((logits.detach() > 0) != (targets > 0.5)).float().mean()
-        return F.binary_cross_entropy_with_logits(logits, targets, weights), wrong
-
     return train_augmented(
         build,
         data.images,
         data.attributes,
-        loss,
         settings.training,
         number=number,
+        weights=attribute_weights(settings.label_weight).to(device),
         task=family,
         device=device,
         observe=observe,

@@ -6,19 +6,26 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from ecinn.data.augmentation import Augmentation, augment
+from ecinn.data.dataset import Dataset
 from ecinn.pixels import Images, StoredImages, to_pixels
 from ecinn.progress import Observer
-from ecinn.training.networks import Trained, cosine, gpu_autocast, seeded, train_network
+from ecinn.training.networks import (
+    ConvolutionalNetwork,
+    Trained,
+    cosine,
+    gpu_autocast,
+    seeded,
+    train_network,
+)
 from ecinn.training.step import resident
 
 Network = TypeVar("Network", bound=nn.Module)
 Targets = Float[Tensor, "batch outputs"]
-Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps logits and targets to the loss and the error rate."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,6 @@ def train_augmented(
     build: Callable[[], Network],
     images: StoredImages,
     labels: UInt8[Tensor, "batch outputs"],
-    loss: Loss,
     settings: TeacherSettings,
     *,
     number: int,
@@ -66,12 +72,14 @@ def train_augmented(
     device: torch.device,
     observe: Observer,
     exclusive: bool = False,
+    weights: Float[Tensor, " outputs"] | None = None,
 ) -> Trained[Network]:
     """Train a network with AdamW, a cosine schedule and a moving average of its weights.
 
     Args:
         number: of the network among those of these settings; determines its seed.
         exclusive: the outputs are classes, of which one is right, and not attributes.
+        weights: of the attributes in the loss.
     """
     seed = settings.seed * 1_000_003 + number
     images, labels = resident(images, device), labels.to(device)
@@ -88,7 +96,7 @@ def train_augmented(
             )
             with gpu_autocast(device):
                 logits = network(x).float()
-            return loss(logits, targets)
+            return loss_and_error(logits, targets, weights, exclusive=exclusive)
 
         return train_network(
             network,
@@ -103,6 +111,46 @@ def train_augmented(
             task=task,
             observe=observe,
         )
+
+
+def loss_and_error(
+    logits: Float[Tensor, "batch outputs"],
+    targets: Targets,
+    weights: Float[Tensor, " outputs"] | None = None,
+    *,
+    exclusive: bool,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return cross-entropy and error rate: of the classes, or the mean over all attributes."""
+    if exclusive:
+        wrong = logits.detach().argmax(1) != targets.argmax(1)
+        return F.cross_entropy(logits, targets), wrong.float().mean()
+    wrong = (logits.detach() > 0) != (targets > 0.5)
+    return F.binary_cross_entropy_with_logits(logits, targets, weights), wrong.float().mean()
+
+
+def train_cnn(
+    data: Dataset,
+    settings: TeacherSettings,
+    *,
+    pools: int = 2,
+    task: str,
+    device: torch.device,
+    observe: Observer,
+) -> ConvolutionalNetwork:
+    """Train a small convolutional network on the classes of a dataset, and freeze it."""
+    classes = len(data.class_names)
+    trained = train_augmented(
+        lambda: ConvolutionalNetwork(data.images.shape[1], classes, settings.width, pools),
+        data.images,
+        F.one_hot(data.labels, classes).to(torch.uint8),
+        settings,
+        number=0,
+        exclusive=True,
+        task=task,
+        device=device,
+        observe=observe,
+    )
+    return trained.network.eval().requires_grad_(requires_grad=False)
 
 
 def fastest_format(network: Any) -> Any:  # noqa: ANN401

@@ -20,7 +20,7 @@ from ecinn.files import rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.pixels import Images, to_pixels
 from ecinn.progress import Observer, ignore
-from ecinn.training.augmented import Targets, TeacherSettings, fastest_format, train_augmented
+from ecinn.training.augmented import TeacherSettings, fastest_format, train_augmented
 from ecinn.training.networks import (
     Trained,
     assemble,
@@ -259,23 +259,13 @@ def _train_member(
     observe: Observer,
 ) -> Trained[ResidualNetwork]:
     """Train on the cross-entropy of the classes, or the mean of all attributes'."""
-    exclusive = data.attributes is None
-
-    def loss(logits: Logits, targets: Targets) -> tuple[Tensor, Tensor]:
-        if exclusive:
-            wrong = logits.detach().argmax(1) != targets.argmax(1)
-            return F.cross_entropy(logits, targets), wrong.float().mean()
-        wrong = (logits.detach() > 0) != (targets > 0.5)
-        return F.binary_cross_entropy_with_logits(logits, targets), wrong.float().mean()
-
     return train_augmented(
         lambda: ResidualNetwork(data.images.shape[1], outputs, settings.width),
         data.images,
         _targets(data),
-        loss,
         settings,
         number=member,
-        exclusive=exclusive,
+        exclusive=data.attributes is None,
         task=f"network {member + 1} of {settings.members}",
         device=device,
         observe=observe,

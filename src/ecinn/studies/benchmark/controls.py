@@ -23,7 +23,7 @@ from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Labels
 from ecinn.progress import Observer, ignore
-from ecinn.training.augmented import TeacherSettings, train_augmented
+from ecinn.training.augmented import TeacherSettings, train_cnn
 from ecinn.training.distillation import Distilled, distill_classifier, student_recipe
 from ecinn.training.networks import ConvolutionalNetwork
 
@@ -177,8 +177,8 @@ def train_classifier(
     data: Dataset, epochs: int, width: int, seed: int, device: torch.device, observe: Observer
 ) -> ConvolutionalNetwork:
     """Train a small convolutional network without augmentation."""
-    classes = len(data.class_names)
     settings = TeacherSettings(
+        width=width,
         epochs=epochs,
         batch_size=min(64, len(data)),
         learning_rate=4e-3,
@@ -191,24 +191,7 @@ def train_classifier(
         mixup_share=0.0,
         seed=seed,
     )
-
-    def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        wrong = logits.detach().argmax(1) != targets.argmax(1)
-        return F.cross_entropy(logits, targets), wrong.float().mean()
-
-    trained = train_augmented(
-        lambda: ConvolutionalNetwork(1, classes, width),
-        data.images,
-        F.one_hot(data.labels, classes).to(torch.uint8),
-        loss,
-        settings,
-        number=0,
-        exclusive=True,
-        task="classifier",
-        device=device,
-        observe=observe,
-    )
-    return trained.network.eval().requires_grad_(requires_grad=False)
+    return train_cnn(data, settings, task="classifier", device=device, observe=observe)
 
 
 def distill_control(
