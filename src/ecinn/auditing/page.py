@@ -26,7 +26,7 @@ COLUMNS = ("far left", "left", "centre", "right", "far right")
 DIFFERENT = 0.1
 """Similarity of maps up to which two models look at different features."""
 NOT_EXPLAINED = 0.1
-"""Share of counterfactuals that are not explained from which the report cautions; ours."""
+"""The report warns if at least this share of the counterfactuals is not explained; our choice."""
 PERCENTILE = 99.9
 """Percentile of a map that gets full colour, so that a single dot stays visible."""
 

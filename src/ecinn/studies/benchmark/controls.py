@@ -1,4 +1,4 @@
-"""Controls of distillation: a planted shortcut must be found, and mere noise not be explained."""
+"""Controls for distillation: find a planted shortcut, and leave shuffled labels unexplained."""
 
 import tempfile
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ CUE = Cue(marks=(((0, 0), (1, 0)), ((0, 1), (0, 2))), height=SIDE, width=SIDE)
 """An upright stroke of two pixels for the first class, a level one for the second, in the upper
 left corner, where no digit is."""
 EVIDENCE = 0.65
-"""Share of the labels that are those of the digit; the others are wrong. If the digit always told
+"""Share of the labels that match the digit; the others are flipped. If the digit always gave away
 the label, a network would have no reason to look at a cue that agrees with 75 % of the labels."""
 DOSES = (0.5, 0.75, 1.0)
 """Shares of the classifier's training pictures whose cue is that of the label; with two classes,
@@ -45,7 +45,7 @@ NOT_EXPLAINED = 0.9
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained; the classifier and its student never see the same digits."""
+    """Sizes of the study; a classifier and its student never see the same digits."""
 
     images: int = 3000
     """Pictures that every student learns from."""
