@@ -93,8 +93,8 @@ class Verification:
     queries: Int[Tensor, "batch targets"]
     """Pictures that it was asked about, besides the input."""
     tied: Bool[Tensor, "batch targets"]
-    """True where it is torn between p and q at the tipping point. Elsewhere the tipping point is the
-    picture nearest to a tie, of those that it was asked about."""
+    """True where it is torn between p and q at the tipping point. Elsewhere the tipping point is
+    the picture nearest to a tie, of those that it was asked about."""
 
 
 @dataclass(frozen=True)
