@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ecinn.attribution.captum import CounterfactualAttribution
     from ecinn.attribution.heatmaps import attribute
     from ecinn.auditing.measurement import audit
+    from ecinn.bulk.run import explain_dataset
     from ecinn.classifier.recipes import RECIPES, FineTuning, Recipe
     from ecinn.data.augmentation import Augmentation
     from ecinn.data.dataset import Dataset, load_dataset
@@ -47,6 +48,7 @@ __all__ = [
     "distill",
     "evaluate",
     "explain",
+    "explain_dataset",
     "fit",
     "load",
     "load_dataset",
@@ -57,6 +59,7 @@ _HOMES = {
     "attribution.captum": ("CounterfactualAttribution",),
     "attribution.heatmaps": ("attribute",),
     "auditing.measurement": ("audit",),
+    "bulk.run": ("explain_dataset",),
     "classifier.recipes": ("RECIPES", "FineTuning", "Recipe"),
     "data.augmentation": ("Augmentation",),
     "data.dataset": ("Dataset", "load_dataset"),

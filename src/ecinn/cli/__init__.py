@@ -5,6 +5,7 @@ from ecinn.cli import (  # noqa: F401
     benchmark,
     benchmark_models,
     beta,
+    bulk,
     distill,
     evaluate,
     explain,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ecinn.explanation.result import Confidence
 
 PANELS = {
-    "Commands": ("explain", "models", "train", "distill", "evaluate", "audit", "serve"),
+    "Commands": ("explain", "bulk", "models", "train", "distill", "evaluate", "audit", "serve"),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
 }
 """Commands in the order and under the headings of `ecinn --help`."""
@@ -31,8 +31,10 @@ EXTRAS = {
     "multipart": "serve",
     "onnxruntime": "onnx",
     "prometheus_client": "serve",
+    "pyarrow": "bulk",
     "pydicom": "dicom",
     "python_multipart": "serve",
+    "ray": "ray",
     "tensorboard": "tensorboard",
     "torchvision": "inception",
     "uvicorn": "serve",

@@ -87,8 +87,8 @@ def open_pictures(source: Path, columns: Columns) -> Iterator[Pictures]:
 
 def _folders(source: Path) -> Iterator[Pictures]:
     """Yield the pictures of class folders, each perhaps in a folder of its split."""
-    files, folders, root = (*_walk(source), "") if source.is_dir() else _list_archive(source)
-    suffixes = _image_suffixes()
+    files, folders, root = (*walk(source), "") if source.is_dir() else list_archive(source)
+    suffixes = image_suffixes()
     pictures = [name for name in files if PurePosixPath(name).suffix.lower() in suffixes]
     tops = sorted({folder.split("/")[0] for folder in folders})
     in_splits = [top for top in tops if top.lower() in SPLIT_NAMES]
@@ -131,7 +131,7 @@ def _folders(source: Path) -> Iterator[Pictures]:
         )
 
 
-def _walk(folder: Path) -> tuple[list[str], list[str]]:
+def walk(folder: Path) -> tuple[list[str], list[str]]:
     """List all files and folders below a folder, by their relative names; hidden ones are not."""
     files, folders = [], []
 
@@ -148,7 +148,7 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
     return files, folders
 
 
-def _list_archive(path: Path) -> tuple[list[str], list[str], str]:
+def list_archive(path: Path) -> tuple[list[str], list[str], str]:
     """List files and folders below the one folder that holds them all, and that folder."""
     with open_archive(path) as archive:
         files = [
@@ -163,7 +163,8 @@ def _list_archive(path: Path) -> tuple[list[str], list[str], str]:
     return files, sorted(folders - {"."}), root
 
 
-def _image_suffixes() -> frozenset[str]:
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of all files that can be read as pictures."""
     Image.init()
     kinds = Image.registered_extensions().items()
     return frozenset({suffix for suffix, kind in kinds if kind in Image.OPEN} | {".dcm"})
@@ -208,7 +209,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def _table(path: Path, header: list[str], rows: list[list[str]], columns: Columns) -> Pictures:
     """Take paths relative to the table, labels, and the rest as columns for audits."""
-    kinds = tuple(_image_suffixes())
+    kinds = tuple(image_suffixes())
     found = dict(zip(header, zip(*rows, strict=True), strict=True))
     path_like = [
         name for name, values in found.items() if values and values[0].lower().endswith(kinds)

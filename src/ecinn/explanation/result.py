@@ -265,6 +265,10 @@ class Explanation:
 
         return load(Path(folder))
 
+    def cpu(self) -> "Explanation":
+        """Return a copy in the memory of the CPU."""
+        return dataclasses.replace(self, **_map_fields(self, _on_cpu))
+
     def __len__(self) -> int:
         return len(self.x)
 
@@ -353,7 +357,16 @@ def _concatenate(values: list[Any]) -> Any:  # noqa: ANN401
     return first
 
 
-def _map_fields(value: Reading | Verification, function: Any) -> Mapping[str, Any]:  # noqa: ANN401
+def _on_cpu(value: Any) -> Any:  # noqa: ANN401
+    """Copy every tensor inside to the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Reading | Verification):
+        return dataclasses.replace(value, **_map_fields(value, _on_cpu))
+    return value
+
+
+def _map_fields(value: Reading | Verification | Explanation, function: Any) -> Mapping[str, Any]:  # noqa: ANN401
     return {f.name: function(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 

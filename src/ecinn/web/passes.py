@@ -13,12 +13,13 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import explain, given_targets, resolve_targets
+from ecinn.explanation.known import KnownAnswers, KnownLatents
 from ecinn.explanation.path import CounterfactualPath
-from ecinn.explanation.protocol import InvertibleClassifier, Reader
+from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.reading import stored_posterior
 from ecinn.explanation.result import Confidence, Explanation
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels, StoredImages, to_uint8
+from ecinn.pixels import Images, Labels, to_uint8
 from ecinn.web.batching import AbandonedError, Wanted
 
 BEYOND = 1.3
@@ -65,32 +66,6 @@ def split_network(
         return torch.cat(evaluate(classifier.decode, z))
 
     return Network(classifier.mu, classifier.tau, encode, decode)
-
-
-def _with_known_latents(network: Network, x: Tensor, z: Tensor, log_det: Tensor) -> Network:
-    """Return a network that does not encode x again."""
-
-    def encode(given: Tensor) -> tuple[Tensor, Tensor]:
-        return (z, log_det) if given is x else network.encode_with_log_det(given)
-
-    return dataclasses.replace(network, encode_with_log_det=encode)
-
-
-@dataclass(frozen=True)
-class _WithKnownAnswers:
-    """A reader that is not asked again about these images."""
-
-    reader: Reader
-    images: StoredImages
-    answers: Float[Tensor, "batch classes"]
-
-    @property
-    def name(self) -> str:
-        return self.reader.name
-
-    def predict(self, images: Tensor) -> Tensor:
-        known = torch.equal(images, self.images)
-        return self.answers if known else self.reader.predict(images)
 
 
 @dataclass(frozen=True)
@@ -183,9 +158,9 @@ def explain_jointly(
         x, z, log_det, score, q = (
             torch.cat([column[place] for place in places]) for column in columns
         )
-        reader = model.reader and _WithKnownAnswers(model.reader, to_uint8(x), score)
+        reader = model.reader and KnownAnswers(model.reader, to_uint8(x), score)
         explanation = explain(
-            _with_known_latents(network, x, z, log_det),
+            KnownLatents(network, x, z, log_det),
             model.mu_bar,
             x,
             q,

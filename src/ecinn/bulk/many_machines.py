@@ -1,0 +1,105 @@
+"""Blocks on the workers of a Ray cluster, through Ray Data; a lost worker's blocks are redone."""
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from ecinn.bulk.run import Job, Report, Worker
+from ecinn.data.streams import Block
+from ecinn.errors import EcinnError, InputError
+
+OBJECT_STORE = 150 * 2**20
+"""Bytes of a local cluster's shared memory: only names and counts pass through it."""
+PATIENCE = 5.0
+"""Seconds in which a cluster must accept a connection."""
+
+
+class Actor:
+    """A worker on a machine of the cluster; its failures travel as text."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._worker: Worker | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Explain the block of a batch of one row."""
+        block = Block(**json.loads(batch["block"][0]))
+        try:
+            self._worker = self._worker or Worker(self._job)
+            answer = asdict(self._worker.explain(block))
+        except EcinnError as error:
+            answer = {"failure": str(error), "code": error.exit_code}
+        return {"answer": [json.dumps(answer)]}
+
+
+def explain_blocks(
+    job: Job,
+    blocks: Sequence[Block],
+    address: str | None,
+    workers: int | None,
+    report: Callable[[int], object],
+) -> Iterator[Report]:
+    """Yield a report for every block, in the order in which they are done."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its logs are in a file anyway
+    import ray
+    import ray.data
+
+    _connect(ray, address, workers)
+    try:
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if job.device != "cpu" else 0
+        if job.device.startswith("cuda") and not gpus:
+            raise InputError("the Ray cluster has no GPU: use --device cpu")
+        count = workers or gpus or max(1, int(resources.get("CPU", 1)))
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        items = [{"block": json.dumps(asdict(block))} for block in blocks]
+        answers = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            Actor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            num_cpus=1,
+            num_gpus=1 if gpus else None,
+            compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
+        )
+        for row in answers.iter_rows():
+            answer = json.loads(row["answer"])
+            if "failure" in answer:
+                kind = InputError if answer["code"] == InputError.exit_code else EcinnError
+                raise kind(answer["failure"])
+            report(answer["pictures"])
+            yield Report(**answer | {"notes": tuple(answer["notes"])})
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise EcinnError(
+            f"Ray failed ({reason}): repeat the command to continue after the parts that are done"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, workers: int | None) -> None:  # noqa: ANN401
+    """Connect to a cluster, or start one on this machine."""
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    if address is None:
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            **quiet,
+        )
+        return
+    missing = f"no Ray cluster answers at {address}: start one with `ray start --head`"
+    try:
+        if address != "auto":
+            place = urlsplit(address if "//" in address else f"//{address}")
+            socket.create_connection((place.hostname, place.port or 6379), PATIENCE).close()
+        ray.init(address=address, **quiet)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{missing} ({error})") from error

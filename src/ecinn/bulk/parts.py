@@ -1,0 +1,141 @@
+"""The folder of a run: numbered parts, each written whole or not at all, and what they are."""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from ecinn.bulk.rows import Row
+from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder
+
+Format = Literal["parquet", "webdataset"]
+SUFFIXES: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
+RECORD = "_bulk.json"
+"""Says what the run computes. Readers of Parquet folders ignore names that begin like this."""
+LOCK = ".bulk.lock"
+PICTURES = ("counterfactual", "tipping_point")
+_OURS = re.compile(r"(\.?part-\d{5,}\.(parquet|tar)|\.?_bulk\.json)(\.\w+)?|\.bulk\.lock")
+
+
+@contextmanager
+def open_run(folder: Path, about: Mapping[str, Any]) -> Iterator[None]:
+    """Begin a run, or continue one about the same; nobody else writes there meanwhile."""
+    with _locked(folder):
+        names = sorted(path.name for path in folder.iterdir())
+        record = folder / RECORD
+        foreign = [name for name in names if not _OURS.fullmatch(name)]
+        if foreign or (not record.exists() and any(name.startswith("part-") for name in names)):
+            shown = ", ".join((foreign or names)[:3])
+            raise InputError(f"{folder} holds other files ({shown}): choose an empty folder")
+        if record.exists():
+            _check(folder, record, about)
+        else:
+            atomic_write(record, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+        for name in names:  # a killed run leaves files that it had not finished
+            if name.startswith((".part-", f".{RECORD}.")):
+                (folder / name).unlink(missing_ok=True)
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes of this machine out, where the system has such locks."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder with --out")
+    output_folder(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another run is writing to {folder}: wait for it, or choose another folder"
+            ) from None
+        yield
+
+
+def _check(folder: Path, record: Path, about: Mapping[str, Any]) -> None:
+    try:
+        before = json.loads(record.read_bytes())
+        other = [key for key in about if before.get(key) != about[key]]
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{record} cannot be read ({error}): choose another folder") from None
+    if other:
+        raise InputError(
+            f"{folder} holds a run with another {', '.join(other).replace('_', ' ')}: "
+            "repeat the same command to continue it, or choose another folder"
+        )
+
+
+def part_path(folder: Path, number: int, kind: Format) -> Path:
+    """Return the path of a part."""
+    return folder / f"part-{number:05}{SUFFIXES[kind]}"
+
+
+def write_part(path: Path, rows: Sequence[Row], class_names: Sequence[str], kind: Format) -> None:
+    """Write the rows of a block, completely or not at all."""
+    data = _parquet(rows, class_names) if kind == "parquet" else _webdataset(rows, path)
+    atomic_write(path, data)
+
+
+def _parquet(rows: Sequence[Row], class_names: Sequence[str]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist(list(rows), schema(class_names))
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def schema(class_names: Sequence[str]) -> Any:  # noqa: ANN401
+    """Return the columns; posteriors have a field for every class."""
+    import pyarrow as pa
+
+    text, number, flag, whole = pa.string(), pa.float64(), pa.bool_(), pa.int64()
+    posterior = pa.struct([(name, number) for name in class_names])
+    certificate = pa.struct(
+        {
+            "posterior": posterior, "stored_posterior": posterior, "answer": posterior,
+            "winner": text, "reached": flag, "clamped": number,
+        }
+    )  # fmt: skip
+    columns = {
+        "key": text, "predicted": text, "target": text, "error": text,
+        "counterfactual": pa.binary(), "tipping_point": pa.binary(),
+        "alpha": number, "alpha_0": number, "alpha_1": number,
+        "certificate": certificate, "tipping_certificate": certificate,
+        "as_requested": flag, "reachable": flag, "highest": number, "third_class": text,
+        "explained": flag, "tied": flag, "queries": whole, "corrections": whole, "passes": whole,
+        "posterior": posterior, "answer": posterior, "log_p": number, "typical": flag,
+        "out_of_distribution": pa.list_(text), "round_trip_error": number,
+        "notes": pa.list_(text),
+    }  # fmt: skip
+    about = {"class_names": json.dumps(list(class_names), ensure_ascii=False)}
+    return pa.schema(columns, about)
+
+
+def _webdataset(rows: Sequence[Row], path: Path) -> bytes:
+    """Write a sample for every row: its numbers as JSON, its pictures as PNG."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for number, row in enumerate(rows):
+            name = f"{path.stem.removeprefix('part-')}-{number:06}"
+            text = {key: value for key, value in row.items() if key not in PICTURES}
+            files = {"json": json.dumps(text, ensure_ascii=False).encode()}
+            files |= {f"{key}.png": row[key] for key in PICTURES if row.get(key)}
+            for suffix, content in files.items():
+                member = tarfile.TarInfo(f"{name}.{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return sink.getvalue()

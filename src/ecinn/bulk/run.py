@@ -1,0 +1,225 @@
+"""Explain a whole dataset into numbered parts; a stopped run continues where it stopped."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ecinn.blackbox.files import FILE as CLASSIFIER_FILE
+from ecinn.blackbox.files import file_hash
+from ecinn.bulk.parts import Format, open_run, part_path, write_part
+from ecinn.bulk.rows import Explainer, Request
+from ecinn.classifier.checkpoint import MODEL_FILE, SHIPPED, shipped_models
+from ecinn.classifier.tensor_files import find_file
+from ecinn.data.streams import COLUMN, Block, Blocks, Kind, open_stream
+from ecinn.errors import InputError
+from ecinn.explanation.counterfactual import checked_confidence, given_targets
+from ecinn.explanation.result import Confidence
+from ecinn.model import Model, TargetsLike, load
+from ecinn.progress import Observer, Progress, ignore
+
+PART_BYTES = 16 * 2**20
+"""Uncompressed pictures of a part, which is held in memory until it is written."""
+PART_PICTURES = 1024
+Engine = Literal["local", "ray"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to explain a block, on this machine or another one."""
+
+    model: str
+    request: Request
+    kind: Kind
+    column: str
+    out: str
+    format: Format
+    classifier: bool
+    device: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a block."""
+
+    pictures: int = 0
+    rows: int = 0
+    errors: int = 0
+    """Rows without a counterfactual; their column `error` says why."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary(Report):
+    """What became of all blocks of this run; `continued` parts were there before."""
+
+    parts: int = 0
+    continued: int = 0
+
+    def plus(self, report: Report) -> "Summary":
+        """Add a block."""
+        return replace(
+            self,
+            pictures=self.pictures + report.pictures,
+            rows=self.rows + report.rows,
+            errors=self.errors + report.errors,
+            notes=tuple(dict.fromkeys(self.notes + report.notes)),
+        )
+
+
+class Worker:
+    """Explains blocks into parts: the same function for every engine."""
+
+    def __init__(self, job: Job, model: Model | None = None) -> None:
+        self._job = job
+        model = model or load_explained(job.model, job.device, classifier=job.classifier)
+        self._explainer = Explainer(model, job.request)
+        self._blocks = Blocks(job.kind, job.column)
+
+    def explain(self, block: Block, report: Callable[[int], object] = lambda _: None) -> Report:
+        """Read, explain and write a block."""
+        job, model = self._job, self._explainer.model
+        rows = self._explainer.rows(self._blocks.read(block), report)
+        path = part_path(Path(job.out), block.number, job.format)
+        write_part(path, rows, model.class_names, job.format)
+        errors = sum("counterfactual" not in row for row in rows)
+        return Report(block.count, len(rows), errors, self._explainer.notes)
+
+
+def load_explained(name: str, device: str, *, classifier: bool) -> Model:
+    """Load a model, without the classifier that it explains if that is not to be asked."""
+    model = load(name, device)
+    return model if classifier else model.student
+
+
+def explain_dataset(
+    source: str | Path,
+    out: str | Path,
+    *,
+    model: str | Path,
+    target: TargetsLike = "all",
+    column: str = COLUMN,
+    confidence: Confidence | None = None,
+    check: bool = True,
+    correct: bool = False,
+    classifier: bool = True,
+    tipping_point: bool = False,
+    format: Format = "parquet",
+    part_size: int | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    observe: Observer = ignore,
+    note: Callable[[str], object] = lambda _: None,
+) -> Summary:
+    """Explain every picture of a dataset and write a row for each picture and target.
+
+    Pictures are read, explained and written block by block, so that memory does not grow with
+    the dataset. A run that was stopped continues if it is started again with the same arguments.
+
+    Args:
+        source: a folder of pictures, of WebDataset shards or of Parquet files; one such file; a
+            zip archive; or a NumPy array of images in a .npy file.
+        out: a new folder, or that of the run to continue.
+        model: a model's name or path.
+        target: a class by name or number, several, or "all" for all but the prediction.
+        column: the column of Parquet files that holds pictures.
+        classifier: verify a distilled model on the classifier that it explains.
+        tipping_point: also store tipping points as pictures.
+        format: "parquet" or "webdataset".
+        part_size: pictures of each part; None chooses.
+        engine: "local" for this process, "ray" for the workers of a Ray cluster.
+        address: of the Ray cluster; None starts one on this machine.
+        workers: number of Ray workers; None for one per GPU or CPU of the cluster.
+        observe: is told how many pictures are done.
+        note: is told what a person should know, such as files that were ignored.
+    """
+    source, out = Path(source), Path(out)
+    if confidence is not None:
+        confidence = checked_confidence(confidence)
+    if out.absolute() == source.absolute() or source.absolute() in out.absolute().parents:
+        raise InputError(f"{out} lies inside the input: choose another folder with --out")
+    if format == "parquet":
+        import pyarrow  # noqa: F401  before any work is done
+    if engine == "ray":
+        import ray  # noqa: F401
+    explained = load_explained(
+        str(model), "cpu" if engine == "ray" else device, classifier=classifier
+    )
+    names = explained.class_names
+    request = Request(_targets(explained, target), confidence, check, correct, tipping_point)
+    stream = open_stream(source, column, observe)
+    for sentence in stream.notes:
+        note(sentence)
+    pixels = request.count(len(names)) * (1 + tipping_point) * prod(explained.image_shape)
+    size = part_size or max(1, min(PART_PICTURES, PART_BYTES // pixels))
+    asked = request.targets
+    about = {
+        "model": _model_hash(model, classifier=classifier),
+        "input": stream.version,
+        "target": "all" if asked == "all" else [names[number] for number in asked],
+        **{key: value for key, value in asdict(request).items() if key != "targets"},
+        "classifier": classifier,
+        "format": format,
+        "part_size": size,
+    }
+    where = str(model) if str(model) in shipped_models() else str(Path(model).absolute())
+    folder = str(out.absolute())
+    job = Job(where, request, stream.kind, column, folder, format, classifier, device)
+    with open_run(out, about):
+        blocks = list(stream.blocks(size))
+        todo = [b for b in blocks if not part_path(out, b.number, format).exists()]
+        done = len(stream) - sum(block.count for block in todo)
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            observe(Progress("explaining", done, len(stream)))
+
+        reports: Iterator[Report] = iter(())
+        if todo:
+            report(0)
+        if todo and engine == "ray":
+            from ecinn.bulk.many_machines import explain_blocks
+
+            reports = explain_blocks(job, todo, address, workers, report)
+        elif todo:
+            worker = Worker(job, explained)
+            reports = (worker.explain(block, report) for block in todo)
+        summary = Summary(parts=len(blocks), continued=len(blocks) - len(todo))
+        for each in reports:
+            for sentence in {*each.notes} - {*summary.notes}:
+                note(sentence)
+            summary = summary.plus(each)
+    return summary
+
+
+def _targets(model: Model, target: TargetsLike) -> tuple[int, ...] | Literal["all"]:
+    """Return class numbers, each once; text may hold several names or numbers, with commas."""
+    names = model.class_names
+    if isinstance(target, str) and target not in names:
+        target = target.split(",")
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        target = ["all"] if len(target) == 1 and target[0] == "all" else target
+        number = re.compile(r"[+-]?\d{1,9}").fullmatch
+        target = [
+            int(each) if isinstance(each, str) and each not in names and number(each) else each
+            for each in target
+        ]
+    if target == ["all"]:
+        return "all"
+    asked = torch.as_tensor(model.targets(target)).flatten().tolist()
+    given_targets(asked, torch.zeros(1, dtype=torch.long), len(names))
+    return tuple(dict.fromkeys(asked))
+
+
+def _model_hash(model: str | Path, *, classifier: bool) -> str:
+    """Identify the weights, and the classifier that they explain."""
+    path = find_file(model, SHIPPED, "model", MODEL_FILE)
+    files = [path, path.parent / CLASSIFIER_FILE]
+    return " ".join(file_hash(file) for file in files[: 1 + classifier] if file.is_file())
