@@ -154,8 +154,6 @@ def explain_dataset(
     names = explained.class_names
     request = Request(_targets(explained, target), confidence, check, correct, tipping_point)
     stream = open_stream(source, column, observe)
-    for sentence in stream.notes:
-        note(sentence)
     pixels = request.count(len(names)) * (1 + tipping_point) * prod(explained.image_shape)
     size = part_size or max(1, min(PART_PICTURES, PART_BYTES // pixels))
     asked = request.targets
@@ -172,6 +170,8 @@ def explain_dataset(
     folder = str(out.absolute())
     job = Job(where, request, stream.kind, column, folder, format, classifier, device)
     with open_run(out, about):
+        for sentence in stream.notes:
+            note(sentence)
         blocks = list(stream.blocks(size))
         todo = [b for b in blocks if not part_path(out, b.number, format).exists()]
         done = len(stream) - sum(block.count for block in todo)

@@ -1,0 +1,290 @@
+"""Runs: parts that are whole, restarts that lose and repeat nothing, and one line per problem."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+import ecinn
+from helpers.builders import random_images, small_model
+from helpers.command_line import fails, run
+from helpers.datasets import KINDS, png, write_dataset, write_shard, write_table
+from helpers.paths import REPOSITORY
+
+PICTURES, LARGE = 11, 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    small_model().save(path)
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    files = [png(image) for image in random_images(PICTURES, 1, 3, seed=31).images]
+    files[5] = b"no picture"
+    folder, _ = write_dataset(tmp_path / "in", "folder", files)
+    (folder / "a" / "readme.txt").unlink()
+    return folder
+
+
+def table(out: Path) -> pyarrow.Table:
+    return parquet.read_table(out).sort_by([("key", "ascending"), ("target", "ascending")])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data_gives_the_same_rows(kind: str, model: Path, tmp_path: Path) -> None:
+    files = [png(image) for image in random_images(PICTURES, 1, 3, seed=32).images]
+    path, keys = write_dataset(tmp_path / "in", kind, files)
+    code, _, _ = run("bulk", path, "--model", model, "--out", tmp_path / "o", "--part-size", 4)
+    assert code == 0
+    found = parquet.read_table(tmp_path / "o")
+    assert Counter(found["key"].to_pylist()) == dict.fromkeys(keys, 2)
+    explained = ecinn.load(model).explain(torch.stack([*random_images(PICTURES, 1, 3, 32).images]))
+    predicted = [explained.class_names[p] for p in explained.p.tolist()]
+    if kind in ("folder", "zip"):
+        predicted = [predicted[int(key[2:5])] for key in keys]
+    if kind == "npy":  # files are also framed as digits
+        for row in found.to_pylist():
+            assert row["predicted"] == predicted[int(row["key"])]
+            assert row["target"] != row["predicted"]
+    assert json.loads(found.schema.metadata[b"class_names"]) == ["a", "b", "c"]
+
+
+def test_webdataset_holds_the_same_as_parquet(model: Path, pictures: Path, tmp_path: Path) -> None:
+    common = ("bulk", pictures, "--model", model, "--target", "a,2", "--part-size", 3,
+              "--tipping-point", "--out")  # fmt: skip
+    assert run(*common, tmp_path / "p")[0] == 0
+    assert run(*common, tmp_path / "w", "--format", "webdataset")[0] == 0
+    rows = []
+    for path in sorted((tmp_path / "w").glob("part-*.tar")):
+        samples: dict[str, dict] = {}
+        with tarfile.open(path) as archive:
+            for member in archive:
+                key, _, suffix = member.name.partition(".")
+                content = archive.extractfile(member).read()
+                values = json.loads(content) if suffix == "json" else {suffix[:-4]: content}
+                samples.setdefault(key, {}).update(values)
+        rows += samples.values()
+    expected = [
+        {key: value for key, value in row.items() if value is not None}
+        for row in parquet.read_table(tmp_path / "p").to_pylist()
+    ]
+    assert len(rows) == len(expected) == 2 * PICTURES
+    for row, other in zip(rows, expected, strict=True):
+        for name in ("certificate", "tipping_certificate"):
+            if name in other:
+                other[name].pop("answer")
+        assert {key: value for key, value in row.items() if value is not None} == other
+    with Image.open(io.BytesIO(rows[0].get("counterfactual") or rows[1]["counterfactual"])) as cf:
+        assert cf.size == (8, 8)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Pictures that take long enough to decode for a run to be killed in the middle."""
+    (tmp_path / "large").mkdir()
+    noise = random_images(1, 1, 3, seed=33).images[0, 0]
+    picture = Image.fromarray(noise.numpy()).resize((1600, 1600))
+    for number in range(LARGE):
+        turned = picture.rotate(25 * number)
+        turned.save(tmp_path / "large" / f"{number:02}.png", compress_level=1)
+    return tmp_path / "large"
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "ecinn", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
+
+
+def wait_for_parts(out: Path, count: int) -> None:
+    deadline = time.monotonic() + 100
+    while len([*out.glob("part-*")]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_without_loss_or_repetition(
+    model: Path, large: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ["bulk", large, "--model", model, "--part-size", 1, "--out"]
+    process = start(*command, out)
+    try:
+        wait_for_parts(out, 2)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert 2 <= len(before) < LARGE
+    (out / ".part-00006.parquet.x1").write_bytes(b"unfinished")
+    code, stdout, stderr = run(*command, out)
+    assert code == 0, stderr
+    assert f"{len(before)} of {LARGE} parts were there already" in stdout
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    assert not [*out.glob(".part*")]
+    assert run(*command, tmp_path / "whole")[0] == 0
+    assert table(out).equals(table(tmp_path / "whole"))
+    assert Counter(table(out)["key"].to_pylist()) == {f"{n:02}.png": 2 for n in range(LARGE)}
+    assert json.loads(run(*command, out, "--json")[1])["rows"] == 0  # nothing is left to do
+
+
+def ray_workers(ancestor: int) -> list[int]:
+    """Return the processes of actors that this process has started, directly or not."""
+    parents, actors = {}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
+            if b"ray::" in (line := (folder / "cmdline").read_bytes()) and b"(Actor)" in line:
+                actors.append(int(folder.name))
+
+    def descends(process: int) -> bool:
+        return process == ancestor or (process in parents and descends(parents[process]))
+
+    return [process for process in actors if descends(process)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+def test_ray_gives_the_same_rows_even_if_a_worker_is_killed(
+    model: Path, large: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    command = ["bulk", large, "--model", model, "--part-size", 1, "--out"]
+    process = start(*command, tmp_path / "ray", "--engine", "ray", "--workers", 2)
+    try:
+        wait_for_parts(tmp_path / "ray", 1)
+        killed = ray_workers(process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+        assert len([*(tmp_path / "ray").glob("part-*")]) < LARGE
+        stdout, stderr = process.communicate(timeout=100)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, stderr
+    assert f"Wrote {2 * LARGE} rows for {LARGE} pictures" in stdout
+    assert run(*command, tmp_path / "whole")[0] == 0
+    assert table(tmp_path / "ray").equals(table(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        (["--target", "b"], "target"),
+        (["--model", "mnist"], "model"),
+        (["--confidence", "0.9"], "confidence"),
+        (["--part-size", "5"], "part size"),
+        (["--format", "webdataset"], "format"),
+        ([], "input"),
+    ],
+)
+def test_another_run_is_refused(
+    changed: list[str], word: str, model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    common = ["bulk", pictures, "--model", model, "--target", "0", "--part-size", 4]
+    out = ["--out", tmp_path / "o"]
+    assert run(*common, *out)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o").iterdir()}
+    if not changed:
+        (pictures / "a" / "new.png").write_bytes(b"")
+    line = fails(*common, *changed, *out)
+    assert f"another {word}" in line
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "o").iterdir()}
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("bulk", pictures, "--model", model, "--part-size", 3, "--out")
+    calls = iter(range(100))
+
+    def full(_: int) -> None:
+        if next(calls) == 3:  # the record, two parts, and then no space
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        line = fails(*command, tmp_path / "o", code=1)
+    assert "No space left on device" in line
+    names = {path.name for path in (tmp_path / "o").iterdir()}
+    assert names == {"_bulk.json", ".bulk.lock", "part-00000.parquet", "part-00001.parquet"}
+    assert run(*command, tmp_path / "o")[0] == 0
+    assert run(*command, tmp_path / "whole")[0] == 0
+    assert table(tmp_path / "o").equals(table(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "ray"])
+def test_a_missing_package_is_one_line(
+    module: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    engine = ["--engine", "ray"] if module == "ray" else []
+    extra = {"pyarrow": "bulk", "ray": "ray"}[module]
+    assert f"'ecinn[{extra}]'" in fails("bulk", pictures, "--out", tmp_path / "o", *engine)
+    assert not (tmp_path / "o").exists()
+
+
+def problems(tmp_path: Path, pictures: Path) -> dict[str, list[object]]:
+    busy, file = tmp_path / "busy", tmp_path / "file"
+    busy.mkdir()
+    (busy / "thesis.txt").write_text("mine")
+    file.write_text("mine")
+    shard = write_shard(tmp_path / "cut.tar", [b"x" * 9000])
+    shard.write_bytes(shard.read_bytes()[:5000])
+    numbers = write_table(tmp_path / "other.parquet", [b"x"], "picture")
+    out = ["--out", tmp_path / "o"]
+    return {
+        "thesis.txt": [pictures, "--out", busy],
+        "is a file": [pictures, "--out", file],
+        "lies inside": [pictures, "--out", pictures / "o"],
+        "there is no": [tmp_path / "gone", *out],
+        "not a kind of data": [file, *out],
+        "cut.tar is damaged": [shard, *out],
+        "no column 'image'": [numbers, *out],
+        "no class is called": [pictures, "--target", "8,x", *out],
+        "out of range": [pictures, "--target", "11", *out],
+        "above 0 and below 1": [pictures, "--confidence", "7", *out],
+        "--no-check": [pictures, "--correct", "--no-check", *out],
+        "--engine ray": [pictures, "--workers", "2", *out],
+        "no Ray cluster answers": [pictures, "--engine", "ray", "--address", "127.0.0.1:9", *out],
+    }
+
+
+def test_problems_are_one_line_and_write_nothing(pictures: Path, tmp_path: Path) -> None:
+    for words, arguments in problems(tmp_path, pictures).items():
+        before = {*tmp_path.rglob("*")}
+        line = fails("bulk", *arguments)
+        assert words in line
+        left = {*tmp_path.rglob("*")} - before
+        assert not [path for path in left if path.name.startswith("part-")]
+
+
+def test_two_runs_do_not_write_to_one_folder(pictures: Path, model: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "o").mkdir()
+    with (tmp_path / "o" / ".bulk.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = fails("bulk", pictures, "--model", model, "--out", tmp_path / "o")
+    assert "another run" in line
+    assert run("bulk", pictures, "--model", model, "--out", tmp_path / "o")[0] == 0
