@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -261,7 +262,7 @@ class Model:
         save_checkpoint(self.checkpoint, Path(path))
 
     def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401
-        """Turn class names into class numbers."""
+        """Turn class names, and numbers in text, into class numbers."""
         if isinstance(target, str):
             return "all" if target == "all" else self._class_number(target)
         if isinstance(target, np.ndarray) and target.dtype.kind in "iu":
@@ -281,6 +282,8 @@ class Model:
         if isinstance(name, int | np.integer):
             return int(name)
         if name not in self.class_names:
+            if re.fullmatch(r"[+-]?\d{1,9}", str(name)):
+                return int(name)
             raise InputError(
                 f"no class is called {name!r}; there are: {', '.join(self.class_names)}"
             )

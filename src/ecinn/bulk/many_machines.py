@@ -4,12 +4,13 @@ import json
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
-from ecinn.bulk.run import Job, Report, Worker
+from ecinn.bulk.run import Done, Job, Worker
 from ecinn.data.streams import Block
 from ecinn.errors import EcinnError, InputError
 
@@ -29,11 +30,12 @@ class Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Explain the block of a batch of one row."""
         block = Block(**json.loads(batch["block"][0]))
+        answer: object
         try:
             self._worker = self._worker or Worker(self._job)
-            answer = asdict(self._worker.explain(block))
+            answer = self._worker.explain(block)
         except EcinnError as error:
-            answer = {"failure": str(error), "code": error.exit_code}
+            answer = str(error), error.exit_code
         return {"answer": [json.dumps(answer)]}
 
 
@@ -43,8 +45,8 @@ def explain_blocks(
     address: str | None,
     workers: int | None,
     report: Callable[[int], object],
-) -> Iterator[Report]:
-    """Yield a report for every block, in the order in which they are done."""
+) -> Iterator[Done]:
+    """Yield counts and notes of every block, in the order in which they are done."""
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its logs are in a file anyway
     import ray
     import ray.data
@@ -67,12 +69,11 @@ def explain_blocks(
             compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
         )
         for row in answers.iter_rows():
-            answer = json.loads(row["answer"])
-            if "failure" in answer:
-                kind = InputError if answer["code"] == InputError.exit_code else EcinnError
-                raise kind(answer["failure"])
-            report(answer["pictures"])
-            yield Report(**answer | {"notes": tuple(answer["notes"])})
+            counts, notes = json.loads(row["answer"])
+            if isinstance(counts, str):
+                raise (InputError if notes == InputError.exit_code else EcinnError)(counts)
+            report(counts["pictures"])
+            yield Counter(counts), tuple(notes)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise EcinnError(

@@ -25,6 +25,7 @@ _OURS = re.compile(r"(\.?part-\d{5,}\.(parquet|tar)|\.?_bulk\.json)(\.\w+)?|\.bu
 @contextmanager
 def open_run(folder: Path, about: Mapping[str, Any]) -> Iterator[None]:
     """Begin a run, or continue one about the same; nobody else writes there meanwhile."""
+    text = json.dumps(about, indent=1, ensure_ascii=False)
     with _locked(folder):
         names = sorted(path.name for path in folder.iterdir())
         record = folder / RECORD
@@ -33,13 +34,19 @@ def open_run(folder: Path, about: Mapping[str, Any]) -> Iterator[None]:
             shown = ", ".join((foreign or names)[:3])
             raise InputError(f"{folder} holds other files ({shown}): choose an empty folder")
         if record.exists():
-            _check(folder, record, about)
+            _check(folder, record, json.loads(text))
         else:
-            atomic_write(record, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-        for name in names:  # a killed run leaves files that it had not finished
-            if name.startswith((".part-", f".{RECORD}.")):
-                (folder / name).unlink(missing_ok=True)
+            atomic_write(record, f"{text}\n".encode())
+        _remove_unfinished(folder)
         yield
+        _remove_unfinished(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove files that killed processes have not finished."""
+    for path in folder.glob(".*"):
+        if path.name.startswith((".part-", f".{RECORD}.")):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Explain a whole dataset into numbered parts; a stopped run continues where it stopped."""
 
-import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from ecinn.data.streams import COLUMN, Block, Blocks, Kind, open_stream
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import checked_confidence, given_targets
 from ecinn.explanation.result import Confidence
-from ecinn.model import Model, TargetsLike, load
+from ecinn.model import Model, load
 from ecinn.progress import Observer, Progress, ignore
 
 PART_BYTES = 16 * 2**20
@@ -33,42 +33,29 @@ class Job:
     """All that a worker needs to explain a block, on this machine or another one."""
 
     model: str
-    request: Request
-    kind: Kind
-    column: str
     out: str
     format: Format
-    classifier: bool
+    column: str
     device: str
+    classifier: bool
+    kind: Kind = "folder"
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(frozen=True)
-class Report:
-    """What became of a block."""
+class Summary:
+    """What this run has done; `parts` counts all parts, `continued` those that it found."""
 
-    pictures: int = 0
-    rows: int = 0
-    errors: int = 0
+    pictures: int
+    rows: int
+    errors: int
     """Rows without a counterfactual; their column `error` says why."""
-    notes: tuple[str, ...] = ()
+    parts: int
+    continued: int
 
 
-@dataclass(frozen=True)
-class Summary(Report):
-    """What became of all blocks of this run; `continued` parts were there before."""
-
-    parts: int = 0
-    continued: int = 0
-
-    def plus(self, report: Report) -> "Summary":
-        """Add a block."""
-        return replace(
-            self,
-            pictures=self.pictures + report.pictures,
-            rows=self.rows + report.rows,
-            errors=self.errors + report.errors,
-            notes=tuple(dict.fromkeys(self.notes + report.notes)),
-        )
+Done = tuple[Counter[str], tuple[str, ...]]
+"""Counts of pictures, rows and errors of a block, and notes."""
 
 
 class Worker:
@@ -76,24 +63,26 @@ class Worker:
 
     def __init__(self, job: Job, model: Model | None = None) -> None:
         self._job = job
-        model = model or load_explained(job.model, job.device, classifier=job.classifier)
-        self._explainer = Explainer(model, job.request)
+        self._explainer = Explainer(model or load_model(job), job.request)
         self._blocks = Blocks(job.kind, job.column)
 
-    def explain(self, block: Block, report: Callable[[int], object] = lambda _: None) -> Report:
+    def explain(self, block: Block, report: Callable[[int], object] = lambda _: None) -> Done:
         """Read, explain and write a block."""
         job, model = self._job, self._explainer.model
         rows = self._explainer.rows(self._blocks.read(block), report)
         path = part_path(Path(job.out), block.number, job.format)
         write_part(path, rows, model.class_names, job.format)
         errors = sum("counterfactual" not in row for row in rows)
-        return Report(block.count, len(rows), errors, self._explainer.notes)
+        counts = Counter(pictures=block.count, rows=len(rows), errors=errors)
+        return counts, self._explainer.notes
 
 
-def load_explained(name: str, device: str, *, classifier: bool) -> Model:
-    """Load a model, without the classifier that it explains if that is not to be asked."""
-    model = load(name, device)
-    return model if classifier else model.student
+def load_model(job: Job) -> Model:
+    """Load the model of a job, with the classifier that it explains if that is to be asked."""
+    model = load(job.model, job.device)
+    model = model if job.classifier else model.student
+    assert model.reader is None or job.classifier  # loads it, so that it fails here
+    return model
 
 
 def explain_dataset(
@@ -101,7 +90,7 @@ def explain_dataset(
     out: str | Path,
     *,
     model: str | Path,
-    target: TargetsLike = "all",
+    target: str | int | Sequence[int | str] = "all",
     column: str = COLUMN,
     confidence: Confidence | None = None,
     check: bool = True,
@@ -148,27 +137,24 @@ def explain_dataset(
         import pyarrow  # noqa: F401  before any work is done
     if engine == "ray":
         import ray  # noqa: F401
-    explained = load_explained(
-        str(model), "cpu" if engine == "ray" else device, classifier=classifier
-    )
+    where = str(model) if str(model) in shipped_models() else str(Path(model).absolute())
+    job = Job(where, str(out.absolute()), format, column, device, classifier=classifier)
+    explained = load_model(job if engine == "local" else replace(job, device="cpu"))
     names = explained.class_names
     request = Request(_targets(explained, target), confidence, check, correct, tipping_point)
     stream = open_stream(source, column, observe)
+    job = replace(job, kind=stream.kind, request=request)
     pixels = request.count(len(names)) * (1 + tipping_point) * prod(explained.image_shape)
     size = part_size or max(1, min(PART_PICTURES, PART_BYTES // pixels))
-    asked = request.targets
     about = {
         "model": _model_hash(model, classifier=classifier),
         "input": stream.version,
-        "target": "all" if asked == "all" else [names[number] for number in asked],
-        **{key: value for key, value in asdict(request).items() if key != "targets"},
+        **asdict(request),
         "classifier": classifier,
         "format": format,
         "part_size": size,
+        "class_names": list(names),
     }
-    where = str(model) if str(model) in shipped_models() else str(Path(model).absolute())
-    folder = str(out.absolute())
-    job = Job(where, request, stream.kind, column, folder, format, classifier, device)
     with open_run(out, about):
         for sentence in stream.notes:
             note(sentence)
@@ -181,40 +167,36 @@ def explain_dataset(
             done += count
             observe(Progress("explaining", done, len(stream)))
 
-        reports: Iterator[Report] = iter(())
+        every: Iterator[Done] = iter(())
         if todo:
             report(0)
         if todo and engine == "ray":
             from ecinn.bulk.many_machines import explain_blocks
 
-            reports = explain_blocks(job, todo, address, workers, report)
+            every = explain_blocks(job, todo, address, workers, report)
         elif todo:
             worker = Worker(job, explained)
-            reports = (worker.explain(block, report) for block in todo)
-        summary = Summary(parts=len(blocks), continued=len(blocks) - len(todo))
-        for each in reports:
-            for sentence in {*each.notes} - {*summary.notes}:
+            every = (worker.explain(block, report) for block in todo)
+        total, said = Counter(pictures=0, rows=0, errors=0), set[str]()
+        for counts, notes in every:
+            total.update(counts)
+            for sentence in {*notes} - said:
                 note(sentence)
-            summary = summary.plus(each)
-    return summary
+            said |= {*notes}
+    return Summary(**total, parts=len(blocks), continued=len(blocks) - len(todo))
 
 
-def _targets(model: Model, target: TargetsLike) -> tuple[int, ...] | Literal["all"]:
-    """Return class numbers, each once; text may hold several names or numbers, with commas."""
-    names = model.class_names
-    if isinstance(target, str) and target not in names:
+def _targets(
+    model: Model, target: str | int | Sequence[int | str]
+) -> tuple[int, ...] | Literal["all"]:
+    """Return class numbers, each once; text may name several classes, with commas."""
+    if isinstance(target, str) and target not in ("all", *model.class_names):
         target = target.split(",")
-    if isinstance(target, Sequence) and not isinstance(target, str):
-        target = ["all"] if len(target) == 1 and target[0] == "all" else target
-        number = re.compile(r"[+-]?\d{1,9}").fullmatch
-        target = [
-            int(each) if isinstance(each, str) and each not in names and number(each) else each
-            for each in target
-        ]
-    if target == ["all"]:
+    numbers = model.targets(target)
+    if numbers == "all":
         return "all"
-    asked = torch.as_tensor(model.targets(target)).flatten().tolist()
-    given_targets(asked, torch.zeros(1, dtype=torch.long), len(names))
+    asked = [numbers] if isinstance(numbers, int) else [*numbers]
+    given_targets(asked, torch.zeros(1, dtype=torch.long), len(model.class_names))
     return tuple(dict.fromkeys(asked))
 
 

@@ -87,6 +87,13 @@ OwnSource = Annotated[
         help="Pictures of your own: where those of the model are now, or others to test on.",
     ),
 ]
+Correct = Annotated[
+    bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
+]
+Check = Annotated[bool, typer.Option(help="Let the classifier read the stored 8-bit images.")]
+AskClassifier = Annotated[
+    bool, typer.Option(help="Verify a distilled model on the classifier that it explains.")
+]
 RequestedConfidence = Annotated[
     str | None,
     typer.Option(

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from ecinn.cli.app import (
+    AskClassifier,
+    Check,
+    Correct,
     Device,
     Json,
     RequestedConfidence,
@@ -53,15 +56,9 @@ def bulk(
     ] = "all",
     column: Annotated[str, typer.Option(help="Column of Parquet that holds pictures.")] = "image",
     confidence: RequestedConfidence = None,
-    correct: Annotated[
-        bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option(help="Let the classifier read the stored 8-bit images.")
-    ] = True,
-    classifier: Annotated[
-        bool, typer.Option(help="Verify a distilled model on the classifier that it explains.")
-    ] = True,
+    correct: Correct = False,
+    check: Check = True,
+    classifier: AskClassifier = True,
     tipping_point: Annotated[
         bool, typer.Option("--tipping-point", help="Also store tipping points as pictures.")
     ] = False,

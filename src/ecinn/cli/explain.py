@@ -1,6 +1,5 @@
 """`ecinn explain`: counterfactuals of image files as pictures and JSON."""
 
-import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ecinn.cli.app import (
+    AskClassifier,
+    Check,
+    Correct,
     Device,
     Json,
     OwnSource,
@@ -53,20 +55,13 @@ def explain(
         "explanations"
     ),
     confidence: RequestedConfidence = None,
-    correct: Annotated[
-        bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
-    ] = False,
+    correct: Correct = False,
     film: Annotated[
         Film | None, typer.Option(help="Also write the path as a film and a plot.")
     ] = None,
     frames: Annotated[int, typer.Option(min=2, max=200, help="Frames of the film.")] = 24,
-    check: Annotated[
-        bool, typer.Option(help="Let the classifier read the stored 8-bit images.")
-    ] = True,
-    classifier: Annotated[
-        bool,
-        typer.Option(help="Verify a distilled model on the classifier that it explains."),
-    ] = True,
+    check: Check = True,
+    classifier: AskClassifier = True,
     celeba: CelebA = None,
     source: OwnSource = None,
     device: Device = "auto",
@@ -179,13 +174,7 @@ def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN4
         return "all"
     if "all" in targets:
         raise InputError("--target all already includes every class: leave the others out")
-    is_number = re.compile(r"[+-]?\d{1,9}").fullmatch
-    return model.targets(
-        [
-            int(target) if target not in model.class_names and is_number(target) else target
-            for target in targets
-        ]
-    )
+    return model.targets(targets)
 
 
 def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
