@@ -145,7 +145,7 @@ def test_readme_python_runs(workshop: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["get-started", "explain-your-image", "method"])
+@pytest.mark.parametrize("name", ["get-started", "explain-your-image", "method", "bulk"])
 def test_docs_python_runs(workshop: Path, name: str) -> None:
     run_examples(DOCS / f"{name}.md")
 

@@ -57,6 +57,8 @@ def assert_as_explained(row: Row, model: Model, file: bytes, **options: object) 
         assert row[key] == pytest.approx(pair[key], abs=1e-4)
     for key in ("typical", "out_of_distribution"):
         assert row[key] == image[key]
+    inverted = [note for note in image["notes"] if note.startswith("inverted")]
+    assert [note for note in row["notes"] if note.startswith("inverted")] == inverted
     for key in ("as_requested", "reachable", "corrections", "third_class", "passes"):
         assert row[key] == pair[key]
     for kind, name in (("convincing", "certificate"), ("tipping_point", "tipping_certificate")):

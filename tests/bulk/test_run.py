@@ -184,6 +184,7 @@ def test_ray_gives_the_same_rows_even_if_a_worker_is_killed(
         process.communicate()
     assert process.returncode == 0, stderr
     assert f"Wrote {2 * LARGE} rows for {LARGE} pictures" in stdout
+    assert not [*(tmp_path / "ray").glob(".part*")]
     assert run(*command, tmp_path / "whole")[0] == 0
     assert table(tmp_path / "ray").equals(table(tmp_path / "whole"))
 
@@ -267,7 +268,14 @@ def problems(tmp_path: Path, pictures: Path) -> dict[str, list[object]]:
         "above 0 and below 1": [pictures, "--confidence", "7", *out],
         "--no-check": [pictures, "--correct", "--no-check", *out],
         "--engine ray": [pictures, "--workers", "2", *out],
-        "no Ray cluster answers": [pictures, "--engine", "ray", "--address", "127.0.0.1:9", *out],
+        "cannot connect to a Ray cluster": [
+            pictures,
+            "--engine",
+            "ray",
+            "--address",
+            "127.0.0.1:9",
+            *out,
+        ],
     }
 
 

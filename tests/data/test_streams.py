@@ -101,10 +101,9 @@ def test_a_damaged_row_group_fails_for_its_rows_alone(tmp_path: Path) -> None:
     content[start : start + 40] = b"\xff" * 40
     path.write_bytes(bytes(content))
     for size in (3, 12):  # blocks begin before, in and after it
-        source, stream = Blocks("parquet"), open_stream(path)
         failed = []
-        for block in stream.blocks(size):
-            for key, load in source.read(block):
+        for block in open_stream(path).blocks(size):
+            for key, load in Blocks("parquet").read(block):
                 try:
                     assert load() == files[int(key.split("/")[1])]
                 except InputError as error:

@@ -10,6 +10,10 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
+import ray
+import ray.data
+
 from ecinn.bulk.run import Done, Job, Worker
 from ecinn.data.streams import Block
 from ecinn.errors import EcinnError, InputError
@@ -47,11 +51,7 @@ def explain_blocks(
     report: Callable[[int], object],
 ) -> Iterator[Done]:
     """Yield counts and notes of every block, in the order in which they are done."""
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its logs are in a file anyway
-    import ray
-    import ray.data
-
-    _connect(ray, address, workers)
+    _connect(address, workers)
     try:
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if job.device != "cpu" else 0
@@ -83,9 +83,9 @@ def explain_blocks(
         ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None, workers: int | None) -> None:  # noqa: ANN401
+def _connect(address: str | None, workers: int | None) -> None:
     """Connect to a cluster, or start one on this machine."""
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     if address is None:
         ray.init(
@@ -96,11 +96,13 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:  # noq
             **quiet,
         )
         return
-    missing = f"no Ray cluster answers at {address}: start one with `ray start --head`"
     try:
         if address != "auto":
             place = urlsplit(address if "//" in address else f"//{address}")
             socket.create_connection((place.hostname, place.port or 6379), PATIENCE).close()
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{missing} ({error})") from error
+        raise InputError(
+            f"cannot connect to a Ray cluster at {address} ({error}): start one with "
+            "`ray start --head`, or correct the address or the token"
+        ) from error

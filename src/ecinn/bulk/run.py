@@ -136,7 +136,7 @@ def explain_dataset(
     if format == "parquet":
         import pyarrow  # noqa: F401  before any work is done
     if engine == "ray":
-        import ray  # noqa: F401
+        from ecinn.bulk.many_machines import explain_blocks
     where = str(model) if str(model) in shipped_models() else str(Path(model).absolute())
     job = Job(where, str(out.absolute()), format, column, device, classifier=classifier)
     explained = load_model(job if engine == "local" else replace(job, device="cpu"))
@@ -171,8 +171,6 @@ def explain_dataset(
         if todo:
             report(0)
         if todo and engine == "ray":
-            from ecinn.bulk.many_machines import explain_blocks
-
             every = explain_blocks(job, todo, address, workers, report)
         elif todo:
             worker = Worker(job, explained)
