@@ -198,6 +198,7 @@ def test_targets_by_name_and_number(mnist, digits) -> None:
     assert mnist.explain(image, np.int64(first)).q.item() == first
     with pytest.raises(InputError, match="no class"):
         mnist.explain(image, "eleven")
+    assert small_model().targets(["2", "a", 1]) == [2, 0, 1]  # names first, then numbers as text
     with pytest.raises(InputError, match="no class"):
         mnist.explain(image, ["eleven", first])
 

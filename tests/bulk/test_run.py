@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 import torch
@@ -254,8 +255,10 @@ def problems(tmp_path: Path, pictures: Path) -> dict[str, list[object]]:
     shard = write_shard(tmp_path / "cut.tar", [b"x" * 9000])
     shard.write_bytes(shard.read_bytes()[:5000])
     numbers = write_table(tmp_path / "other.parquet", [b"x"], "picture")
+    np.save(tmp_path / "wide.npy", np.zeros((3, 5, 9), np.uint8))
     out = ["--out", tmp_path / "o"]
     return {
+        "images are of shape": [tmp_path / "wide.npy", *out],
         "thesis.txt": [pictures, "--out", busy],
         "is a file": [pictures, "--out", file],
         "lies inside": [pictures, "--out", pictures / "o"],
@@ -286,6 +289,19 @@ def test_problems_are_one_line_and_write_nothing(pictures: Path, tmp_path: Path)
         assert words in line
         left = {*tmp_path.rglob("*")} - before
         assert not [path for path in left if path.name.startswith("part-")]
+
+
+def test_names_that_are_not_utf_8_are_escaped(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    good, bad = (tmp_path / "in" / os.fsdecode(name) for name in (b"caf\xe9.png", b"th\xe9.png"))
+    good.write_bytes(png(random_images(1, 1, 3, seed=34).images[0]))
+    bad.write_bytes(b"no picture")
+    for kind in ("parquet", "webdataset"):
+        out = tmp_path / kind
+        assert run("bulk", good.parent, "--model", model, "--out", out, "--format", kind)[0] == 0
+    rows = table(tmp_path / "parquet").to_pylist()
+    assert [row["key"] for row in rows] == [r"caf\xe9.png", r"caf\xe9.png", r"th\xe9.png"]
+    assert r"th\xe9.png" in rows[2]["error"]
 
 
 def test_two_runs_do_not_write_to_one_folder(pictures: Path, model: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from ecinn.errors import EcinnError, InputError
 
 OBJECT_STORE = 150 * 2**20
 """Bytes of a local cluster's shared memory: only names and counts pass through it."""
+RETRIES = 3
+"""How often a block is repeated whose worker dies; then the run stops."""
 PATIENCE = 5.0
 """Seconds in which a cluster must accept a connection."""
 
@@ -65,7 +67,8 @@ def explain_blocks(
             fn_constructor_args=(job,),
             batch_size=1,
             num_cpus=1,
-            num_gpus=1 if gpus else None,
+            num_gpus=min(1.0, gpus / count),  # several workers may share one
+            max_task_retries=RETRIES,
             compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
         )
         for row in answers.iter_rows():

@@ -76,7 +76,7 @@ class Explainer:
                 explained = iter(self._explained(pool, [r for r in read if isinstance(r, tuple)]))
                 for key, each in zip(keys, read, strict=True):
                     rows = next(explained) if isinstance(each, tuple) else self._unread(each)
-                    found += [{"key": key, **row} for row in rows]
+                    found += [{"key": _text(key), **row} for row in rows]
                 report(len(keys))
         return found
 
@@ -184,8 +184,13 @@ class Explainer:
 
 def _reason(failure: Exception) -> str:
     if isinstance(failure, InputError):
-        return str(failure)
-    return f"the image cannot be read ({type(failure).__name__}: {failure})"
+        return _text(str(failure))
+    return _text(f"the image cannot be read ({type(failure).__name__}: {failure})")
+
+
+def _text(text: str) -> str:
+    """Escape the bytes of names that are not UTF-8."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _rows(pool: Executor, e: Explanation, *, tipping_point: bool) -> Iterator[Row]:

@@ -144,6 +144,8 @@ def explain_dataset(
     request = Request(_targets(explained, target), confidence, check, correct, tipping_point)
     stream = open_stream(source, column, observe)
     job = replace(job, kind=stream.kind, request=request)
+    if stream.kind == "npy":  # all images have one shape
+        explained.pixels(next(Blocks("npy").read(next(stream.blocks(1))))[1]())
     pixels = request.count(len(names)) * (1 + tipping_point) * prod(explained.image_shape)
     size = part_size or max(1, min(PART_PICTURES, PART_BYTES // pixels))
     about = {

@@ -17,7 +17,7 @@ from ecinn.data.decoded_images import ImageFiles, reader
 from ecinn.data.photographs import Source
 from ecinn.data.sources import image_suffixes, list_archive, walk
 from ecinn.errors import InputError
-from ecinn.progress import Observer, counter, ignore
+from ecinn.progress import Observer, Progress, ignore
 
 Kind = Literal["folder", "zip", "tar", "parquet", "npy"]
 SUFFIXES: dict[Kind, tuple[str, ...]] = {
@@ -85,10 +85,10 @@ def open_stream(source: Path, column: str = COLUMN, observe: Observer = ignore) 
         return Stream(kind, found, names, ImageFiles(source, names).fingerprint(), notes)
     counts = []
     folder = source if source.is_dir() else source.parent
-    report = counter(observe, "listing pictures", len(files))
     for done, name in enumerate(files, 1):
         counts.append((str(folder / name), _count(kind, folder / name, column)))
-        report(done)
+        if len(files) > 1:
+            observe(Progress("listing pictures", done, len(files)))
     empty = tuple(f"{Path(path).name} holds no pictures" for path, count in counts if not count)
     if len(empty) == len(counts):
         raise InputError(f"{source} holds no pictures: give {KINDS}")
