@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import ecinn
+from ecinn.bulk.run import Job
+from ecinn.data.streams import open_stream
 from helpers.builders import random_images, small_model
 from helpers.command_line import fails, run
 from helpers.datasets import KINDS, png, write_dataset, write_shard, write_table
@@ -149,6 +152,32 @@ def test_a_killed_run_continues_without_loss_or_repetition(
     assert json.loads(run(*command, out, "--json")[1])["rows"] == 0  # nothing is left to do
 
 
+def test_a_block_over_which_three_workers_died_stops_a_ray_run(
+    model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    from ecinn.bulk.many_machines import Actor
+
+    tmp_path.joinpath("o").mkdir()
+    job = Job(str(model), str(tmp_path / "o"), "parquet", "image", "cpu", classifier=True)
+    actor = Actor(job)
+    for block in open_stream(pictures).blocks(6):
+        batch = {"block": [json.dumps(asdict(block))]}
+        for deaths in range(4):
+            (said,) = actor(batch)["answer"]
+            if deaths < 3:
+                counts, _ = json.loads(said)
+                assert counts["pictures"] == block.count
+                assert len([*(tmp_path / "o").glob(".part*")]) == deaths
+                for number in range(deaths + 1):
+                    (tmp_path / "o" / f".part-{block.number:05}.try.{number}").touch()
+            else:
+                message, code = json.loads(said)
+                assert (block.names[0] in message, code) == (True, 1)
+        for path in (tmp_path / "o").glob(".part*"):
+            path.unlink()
+
+
 def ray_workers(ancestor: int) -> list[int]:
     """Return the processes of actors that this process has started, directly or not."""
     parents, actors = {}, []
@@ -241,6 +270,7 @@ def test_a_missing_package_is_one_line(
     module: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "ecinn.bulk.many_machines", raising=False)
     engine = ["--engine", "ray"] if module == "ray" else []
     extra = {"pyarrow": "bulk", "ray": "ray"}[module]
     assert f"'ecinn[{extra}]'" in fails("bulk", pictures, "--out", tmp_path / "o", *engine)

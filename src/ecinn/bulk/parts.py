@@ -19,7 +19,7 @@ RECORD = "_bulk.json"
 """Says what the run computes. Readers of Parquet folders ignore names that begin like this."""
 LOCK = ".bulk.lock"
 PICTURES = ("counterfactual", "tipping_point")
-_OURS = re.compile(r"(\.?part-\d{5,}\.(parquet|tar)|\.?_bulk\.json)(\.\w+)?|\.bulk\.lock")
+_OURS = re.compile(r"(\.?part-\d{5,}\.(parquet|tar|try)|\.?_bulk\.json)(\.\w+)?|\.bulk\.lock")
 
 
 @contextmanager
@@ -38,8 +38,10 @@ def open_run(folder: Path, about: Mapping[str, Any]) -> Iterator[None]:
         else:
             atomic_write(record, f"{text}\n".encode())
         _remove_unfinished(folder)
-        yield
-        _remove_unfinished(folder)
+        try:
+            yield
+        finally:
+            _remove_unfinished(folder)
 
 
 def _remove_unfinished(folder: Path) -> None:
