@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,6 +264,24 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     assert run(*command, tmp_path / "o")[0] == 0
     assert run(*command, tmp_path / "whole")[0] == 0
     assert table(tmp_path / "o").equals(table(tmp_path / "whole"))
+
+
+def test_a_student_without_its_classifier_is_named_as_such(
+    model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "student"
+    folder.mkdir()
+    shutil.copy(model, folder / "model.safetensors")
+    (folder / "classifier.toml").write_text('file = "gone.pt"\n')
+    assert "is gone" in fails("bulk", pictures, "--model", folder, "--out", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+    code, _, stderr = run(
+        "bulk", pictures, "--model", folder, "--out", tmp_path / "o", "--no-classifier"
+    )
+    assert code == 0
+    assert "explains its student only" in stderr
+    with pytest.raises(ecinn.InputError, match="one picture or more"):
+        ecinn.explain_dataset(pictures, tmp_path / "p", model=model, part_size=-1)
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "ray"])

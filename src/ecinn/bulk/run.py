@@ -131,6 +131,8 @@ def explain_dataset(
     source, out = Path(source), Path(out)
     if confidence is not None:
         confidence = checked_confidence(confidence)
+    if part_size is not None and part_size < 1:
+        raise InputError(f"a part holds one picture or more, not {part_size}")
     if out.absolute() == source.absolute() or source.absolute() in out.absolute().parents:
         raise InputError(f"{out} lies inside the input: choose another folder with --out")
     if format == "parquet":
@@ -160,6 +162,8 @@ def explain_dataset(
     with open_run(out, about):
         for sentence in stream.notes:
             note(sentence)
+        if not classifier and " " in _model_hash(model, classifier=True):
+            note("the classifier is not asked: this explains its student only")
         blocks = list(stream.blocks(size))
         todo = [b for b in blocks if not part_path(out, b.number, format).exists()]
         done = len(stream) - sum(block.count for block in todo)
