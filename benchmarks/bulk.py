@@ -2,11 +2,10 @@
 
     python benchmarks/bulk.py --sizes 1000,8000 --target 8
 
-Each run is a process of its own on one core; its peak memory is the largest resident set.
+Memory is the largest resident set of a process of its own; times are those of one thread.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -22,55 +21,54 @@ from ecinn.data.mnist import load_mnist
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 
 
-def write_pictures(count: int, path: Path) -> None:
-    """Write test digits as PNG files into a zip archive."""
-    images = load_mnist("test").images
+def write_pictures(images: torch.Tensor, count: int, path: Path) -> None:
+    """Write digits as PNG files into a zip archive."""
     with zipfile.ZipFile(path, "w") as archive:
         for number in range(count):
             picture = to_image(image_array(images[number % len(images)]))
             archive.writestr(f"{number:06}.png", png_bytes(picture))
 
 
-def run(source: Path, target: str, out: Path) -> dict[str, float]:
-    """Return seconds and peak memory of a run in a process of its own."""
-    command = [sys.executable, "-m", "ecinn", "bulk", source, "--target", target, "--out", out,
-               "--device", "cpu", "--json"]  # fmt: skip
+def peak_memory(source: Path, target: str, out: Path) -> float:
+    """Return the peak memory in MiB of a run in a process of its own."""
+    command = ["-m", "ecinn", "bulk", source, "--target", target, "--out", out, "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    start = time.perf_counter()
-    process = subprocess.Popen(map(str, command), stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    rows = json.loads(process.stdout.read())["rows"]
+    process = subprocess.Popen([sys.executable, *map(str, command)], env=environment)
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0
-    seconds, cpu = time.perf_counter() - start, used.ru_utime + used.ru_stime
-    return {"rows": rows, "seconds": seconds, "cpu_seconds": cpu, "mib": used.ru_maxrss / 1024}
+    return used.ru_maxrss / 1024
 
 
-def in_one_loop(count: int, target: str) -> float:
-    """Return the CPU seconds of `Model.explain` for the same digits."""
+def cpu_times(count: int, target: str, folder: Path) -> tuple[float, float]:
+    """Return CPU seconds of a picture: of a bulk run, and of `Model.explain` on the array."""
     torch.set_num_threads(1)
     model, images = ecinn.load("mnist", "cpu"), load_mnist("test").images[:count]
-    model.explain(images[:8], "all")
-    images = images[model.predict(images).argmax(1) != model.targets(target)]
+    others = images[model.predict(images).argmax(1) != model.targets(target)]
+    write_pictures(others, len(others), folder / "digits.zip")
     start = time.process_time()
-    model.explain(images, target)
-    return (time.process_time() - start) / len(images)
+    ecinn.explain_dataset(
+        folder / "digits.zip", folder / "out", model="mnist", target=target, device="cpu"
+    )
+    middle = time.process_time()
+    model.explain(others, target)
+    return (middle - start) / len(others), (time.process_time() - middle) / len(others)
 
 
 def main() -> None:
-    """Print a line for every size, and one for the loop."""
+    """Print the peak memory for every size, and both times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1000,8000")
     parser.add_argument("--target", default="8")
     options = parser.parse_args()
-    for size in map(int, options.sizes.split(",")):
+    for size in map(int, filter(None, options.sizes.split(","))):
         with tempfile.TemporaryDirectory() as folder:
-            write_pictures(size, Path(folder) / "digits.zip")
-            used = run(Path(folder) / "digits.zip", options.target, Path(folder) / "out")
-        each = 1000 * used["cpu_seconds"] / size
-        print(f"{size:>7,} pictures: {used['seconds']:.0f} s, {each:.1f} ms of CPU time each, "
-              f"peak {used['mib']:.0f} MiB")  # fmt: skip
-    print(f"Model.explain in one loop: {1000 * in_one_loop(512, options.target):.1f} ms each")
+            source = Path(folder) / "digits.zip"
+            write_pictures(load_mnist("test").images, size, source)
+            peak = peak_memory(source, options.target, Path(folder) / "out")
+        print(f"{size:,} pictures: peak memory {peak:.0f} MiB")
+    with tempfile.TemporaryDirectory() as folder:
+        bulk, loop = cpu_times(512, options.target, Path(folder))
+    print(f"CPU time of a picture: {1000 * bulk:.1f} ms, Model.explain {1000 * loop:.1f} ms")
 
 
 if __name__ == "__main__":
