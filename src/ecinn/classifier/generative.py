@@ -31,7 +31,7 @@ class GenerativeClassifier(nn.Module):
         """Inverse temperature of the posterior; densities and samples do not depend on it."""
 
     def fused(self) -> "GenerativeClassifier":
-        """Return the same classifier for inference: faster, with today's weights (`flow/fused.py`)."""
+        """Return the same classifier for inference, faster, with the weights as they are now."""
         same = copy.copy(self)
         same._modules = {**self._modules, "inn": fused(self.inn)}
         return same

@@ -8,6 +8,7 @@ from ecinn.cli import (  # noqa: F401
     distill,
     evaluate,
     explain,
+    export,
     models,
     networks,
     paper,

@@ -26,7 +26,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def fused(layer: Bijection) -> Bijection:
-    """Return the same map with today's weights: for inference only, and on the same device."""
+    """Return the same map for inference, with the weights as they are now."""
     if isinstance(layer, Chain):
         return Chain(fused(each) for each in _flattened(layer))
     if isinstance(layer, AffineMix):
@@ -102,13 +102,14 @@ def _steps(subnet: nn.Module) -> Iterator[Step]:
     layers = list(subnet.children())
     for layer in layers:
         if isinstance(layer, nn.Conv2d | nn.Linear):
+            assert layer.bias is not None
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if layer is layers[-1]:
                 rows = torch.ones_like(bias)
                 rows[: len(rows) // 2] = 0.1
                 weight, bias = weight * rows.reshape(-1, *[1] * (weight.ndim - 1)), bias * rows
             if isinstance(layer, nn.Conv2d):
-                yield partial(_convolve, weight, bias, layer.stride, layer.padding)
+                yield partial(_convolve, weight, bias, layer.stride[0], layer.padding[0])
             else:
                 yield partial(F.linear, weight=weight, bias=bias)
         elif isinstance(layer, nn.GroupNorm):
@@ -125,7 +126,5 @@ def _steps(subnet: nn.Module) -> Iterator[Step]:
             yield layer
 
 
-def _convolve(
-    weight: Tensor, bias: Tensor, stride: tuple[int, int], padding: tuple[int, int], x: Tensor
-) -> Tensor:
+def _convolve(weight: Tensor, bias: Tensor, stride: int, padding: int | str, x: Tensor) -> Tensor:
     return torch.conv2d(x, weight, bias, stride, padding)
