@@ -16,6 +16,7 @@ from ecinn.blackbox.files import FILE as CLASSIFIER_FILE
 from ecinn.blackbox.files import load_classifier
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.pretrained import download, is_repository, save_pretrained
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
@@ -269,6 +270,40 @@ class Model:
     def save(self, path: str | Path) -> None:
         """Write the model to one file, .safetensors or compressed .safetensors.xz."""
         save_checkpoint(self.checkpoint, Path(path))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a folder in Hugging Face's convention: the model, config.json and a model card.
+
+        The classifier that a student explains is not part of it.
+        """
+        save_pretrained(self.checkpoint, Path(folder))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        device: str | torch.device = "auto",
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> "Model":
+        """Load a folder that `save_pretrained` wrote, or a repository of the Hugging Face hub.
+
+        Args:
+            name_or_folder: a folder, or "owner/name" on the hub; also whatever `load` accepts.
+            revision: branch, tag or commit on the hub.
+            cache_dir: where downloads are kept; by default where Hugging Face keeps them.
+            local_files_only: take what was downloaded before, and do not use the network.
+        """
+        if not Path(name_or_folder).exists() and is_repository(str(name_or_folder)):
+            name_or_folder = download(
+                str(name_or_folder),
+                revision=revision,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return load(name_or_folder, device)
 
     def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401
         """Turn class names into class numbers."""
