@@ -71,7 +71,7 @@ class Model:
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
         self.ood = checkpoint.ood.to(self.device)
-        self._fused: GenerativeClassifier | None = None
+        self._fused: tuple[GenerativeClassifier, GenerativeClassifier] | None = None
 
     def __repr__(self) -> str:
         names = self.class_names
@@ -137,13 +137,13 @@ class Model:
         return self.default_confidence, self.default_confidence != ALPHA_1
 
     @property
-    def _network(self) -> GenerativeClassifier:
+    def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
         """The classifier, without gradients its faster copy."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
             return self.classifier
-        if self._fused is None:
-            self._fused = self.classifier.fused()
-        return self._fused
+        if self._fused is None or self._fused[0] is not self.classifier:
+            self._fused = self.classifier, self.classifier.fused()
+        return self._fused[1]
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x) and log |det J| of pixels."""

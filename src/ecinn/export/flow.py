@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.quantisation import pack, unpack
 from ecinn.errors import EcinnError
-from ecinn.export.graph import FLOAT, Graph, Name
+from ecinn.export.graph import FLOAT, Graph, Name, Value
 from ecinn.flow import bijections as b
+from ecinn.flow.fused import folded_mix
 
 _LOG_SCALE_FACTOR = 0.1
 """Of `Coupling`, in tanh(0.1 s); here it is part of the weights that compute s."""
@@ -84,12 +85,9 @@ class FlowWriter:
                 squeezed = self._squeezed(x)
                 return Maps(self._op("Conv", squeezed.name, array(layer.mix)), squeezed.shape)
             case b.AffineMix():
-                scale, shift = _scale_and_shift(layer)
-                log_scale = array(layer.log_scale).astype(np.float64)
-                self._constant_log_det += float(log_scale.sum() * np.prod(x.shape[1:]))
-                kernel = self._op("Mul", self._rotation(layer), as_float(scale[:, None, None]))
-                moved = array(layer.matrix())[:, :, 0, 0] @ shift
-                return Maps(self._op("Conv", x.name, kernel, as_float(moved)), x.shape)
+                log_scale = float(layer.log_scale.double().sum())
+                self._constant_log_det += float(np.prod(x.shape[1:])) * log_scale
+                return Maps(self._op("Conv", x.name, *self._mix(layer)[0]), x.shape)
             case b.Coupling():
                 return self._couple(layer, x)
             case b.DCTPooling():
@@ -122,10 +120,7 @@ class FlowWriter:
                 mixed = self._op("Conv", y.name, array(layer.mix.transpose(0, 1)))
                 return self._unsqueezed(Maps(mixed, y.shape))
             case b.AffineMix():
-                scale, shift = _scale_and_shift(layer)
-                turned = self._op("Transpose", self._rotation(layer), perm=[1, 0, 2, 3])
-                kernel = self._op("Mul", turned, as_float(1 / scale[:, None, None, None]))
-                return Maps(self._op("Conv", y.name, kernel, as_float(-shift / scale)), y.shape)
+                return Maps(self._op("Conv", y.name, *self._mix(layer)[1]), y.shape)
             case b.Coupling():
                 return self._uncouple(layer, y)
             case b.DCTPooling():
@@ -230,17 +225,26 @@ class FlowWriter:
             rows = torch.ones(len(stored))
             rows[: len(rows) // 2] = _LOG_SCALE_FACTOR if is_last else 1.0
             rows = rows * self._packed.get(f"{name}.scale", torch.ones(1)).float()
-            weight = self._op("Cast", array(stored), to=FLOAT)
-            if not bool((rows == 1).all()):
-                column = array(rows.reshape(-1, *[1] * (stored.ndim - 1)))
-                weight = self._op("Mul", weight, column)
-            self._written[name] = weight
+            rows = rows.reshape(-1, *[1] * (stored.ndim - 1))
+            if stored.ndim == 1 or stored.dtype == torch.float32:
+                self._written[name] = self._graph.constant(array(stored.float() * rows))
+            else:
+                self._written[name] = self._op(
+                    "Mul", self._op("Cast", array(stored), to=FLOAT), array(rows)
+                )
         return self._written[name]
 
-    def _rotation(self, layer: b.AffineMix) -> Name:
-        if isinstance(layer, b.CosineMix):
-            return self._op("Gather", array(layer.cosines), array(layer.order), axis=1)
-        return self._op("Identity", array(layer.matrix()))
+    def _mix(self, layer: b.AffineMix) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+        """Return kernel and bias both ways; a DCT is stored once, and its order for each layer."""
+        (kernel, bias), (inverse_kernel, inverse_bias) = folded_mix(layer)
+        if not isinstance(layer, b.CosineMix):
+            return (array(kernel), array(bias)), (array(inverse_kernel), array(inverse_bias))
+        rotation = self._op("Gather", array(layer.cosines), array(layer.order), axis=1)
+        scale = array(layer.log_scale.double().exp())[:, None, None]
+        forward = self._op("Mul", rotation, as_float(scale))
+        turned = self._op("Transpose", rotation, perm=[1, 0, 2, 3])
+        inverse = self._op("Mul", turned, as_float(1 / scale[..., None]))
+        return (forward, array(bias)), (inverse, array(inverse_bias))
 
     def _halves(self, x: Maps, split: tuple[int, int]) -> tuple[Maps, Maps]:
         names = self._graph.ops("Split", x.name, np.array(split), outputs=2, axis=1)
@@ -272,11 +276,6 @@ def _packed(weights: Mapping[str, Tensor], bits: int) -> Mapping[str, Tensor]:
     unpacked = unpack(packed)
     same = all(torch.equal(unpacked[name], value) for name, value in weights.items())
     return packed if same else weights
-
-
-def _scale_and_shift(layer: b.AffineMix) -> tuple[np.ndarray, np.ndarray]:
-    scale = np.exp(array(layer.log_scale).astype(np.float64))
-    return scale, array(layer.shift).astype(np.float64)
 
 
 def as_float(values: np.ndarray) -> np.ndarray:

@@ -40,11 +40,12 @@ class Graph:
     def ops(self, kind: str, *inputs: Value, outputs: int, **attributes: Any) -> list[Name]:  # noqa: ANN401
         """Add a node with several outputs; return their names."""
         names = [f"{kind}_{len(self._nodes)}_{index}" for index in range(outputs)]
-        given = [self._named(value) for value in inputs]
+        given = [self.constant(value) for value in inputs]
         self._nodes.append(helper.make_node(kind, given, names, **attributes))
         return names
 
-    def _named(self, value: Value) -> Name:
+    def constant(self, value: Value) -> Name:
+        """Return the name of a constant; that of a tensor is returned as it is."""
         if isinstance(value, str):
             return value
         constant = np.array(value, np.float32 if isinstance(value, float) else None, order="C")
