@@ -313,6 +313,7 @@ for name in ("torch", "ecinn", "onnx", "safetensors"):
 """
 
 
+@pytest.mark.slow
 def test_the_example_runs_without_torch_and_this_package(mnist: Model, tmp_path: Path) -> None:
     export_onnx(mnist, tmp_path / "mnist-onnx")
     (tmp_path / "docs").symlink_to(REPOSITORY / "docs")
