@@ -73,6 +73,19 @@ def test_tau_is_temperature_scaling(numbers, tau: float) -> None:
     torch.testing.assert_close(p, q)
 
 
+def test_what_all_means_have_in_common_costs_no_digits(numbers) -> None:
+    """In float32, with means that are close to each other and far from zero."""
+    far = 300 * numbers["shift"]
+    z, mu = (n.float().double() for n in (numbers["z"] + far, numbers["mu"] + far))
+    posterior = (-0.5 * torch.cdist(z, mu).square()).softmax(1)
+    single = equations.log_posterior(z.float(), mu.float(), 1.0).exp()
+    torch.testing.assert_close(single.double(), posterior, atol=1e-5, rtol=0)
+    delta, q = (mu[0] - mu[1]).expand_as(z), torch.zeros(len(z), dtype=torch.int64)
+    exact = equations.confident_alpha(z, delta, mu, 1.0, q, 0.9)[0]
+    alpha = equations.confident_alpha(z.float(), delta.float(), mu.float(), 1.0, q, 0.9)[0]
+    torch.testing.assert_close(alpha.double(), exact, atol=1e-4, rtol=1e-4)
+
+
 def test_log_marginal_is_the_mixture_density(numbers) -> None:
     n = numbers
     mixture = MixtureSameFamily(

@@ -237,7 +237,8 @@ def test_model_is_an_invertible_classifier_with_one_line_of_repr(mnist, digits) 
     assert repr(mnist).count("\n") == 0
     assert repr(mnist).startswith("Model('mnist': 10 classes (0, 1, …, 9), 1×28×28 pixels, ")
     z = mnist.encode(digits[0][:2])
-    torch.testing.assert_close(z, mnist.classifier.encode(to_pixels(digits[0][:2])))
+    plain = mnist.classifier.encode(to_pixels(digits[0][:2]))  # up to 30
+    torch.testing.assert_close(z, plain, atol=1e-4, rtol=0)
     torch.testing.assert_close(mnist.decode(z), to_pixels(digits[0][:2]), atol=1e-4, rtol=0)
 
 

@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+import shutil
 import tempfile
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,25 @@ def atomic_write(path: Path, data: bytes) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def atomic_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make a folder with these files at once, or not at all; an empty one is replaced."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary.chmod(0o755)
+        for name, data in files.items():
+            atomic_write(temporary / name, data)
+        temporary.replace(path)
+    except OSError as error:
+        raise EcinnError(
+            f"cannot write {path}: {error.strerror or error}; choose another folder"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def output_folder(path: Path) -> Path:

@@ -17,6 +17,7 @@ from ecinn.blackbox.files import FILE as CLASSIFIER_FILE
 from ecinn.blackbox.files import load_classifier
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
+from ecinn.classifier.pretrained import download, is_repository, save_pretrained
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, read_photograph
 from ecinn.errors import InputError
@@ -71,6 +72,7 @@ class Model:
         self.classifier: GenerativeClassifier = checkpoint.classifier.to(self.device)
         self.mu_bar = checkpoint.mu_bar.to(self.device)
         self.ood = checkpoint.ood.to(self.device)
+        self._fused: tuple[GenerativeClassifier, GenerativeClassifier] | None = None
 
     def __repr__(self) -> str:
         names = self.class_names
@@ -135,10 +137,19 @@ class Model:
             return confidence, False
         return self.default_confidence, self.default_confidence != ALPHA_1
 
+    @property
+    def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
+        """The classifier, without gradients its faster copy."""
+        if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
+            return self.classifier
+        if self._fused is None or self._fused[0] is not self.classifier:
+            self._fused = self.classifier, self.classifier.fused()
+        return self._fused[1]
+
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x) and log |det J| of pixels."""
         with exact_convolutions():
-            return self.classifier.encode_with_log_det(x)
+            return self._network.encode_with_log_det(x)
 
     def decode(self, z: Tensor) -> Tensor:
         """x = f⁻¹(z), as pixels of [0, 1]; `ecinn.pixels.to_uint8` makes 8-bit images of them."""
@@ -148,7 +159,7 @@ class Model:
                 "take those that `encode` returns"
             )
         with exact_convolutions():
-            return self.classifier.decode(z)
+            return self._network.decode(z)
 
     @torch.inference_mode()
     def encode(self, images: ImagesLike) -> Float[Tensor, "batch dim"]:
@@ -159,7 +170,7 @@ class Model:
     def predict(self, images: ImagesLike) -> Float[Tensor, "batch classes"]:
         """p(y|x) of every class, one row per image."""
         with exact_convolutions():
-            return self.classifier.log_posterior(self.pixels(images)).exp()
+            return self._network.log_posterior(self.pixels(images)).exp()
 
     @torch.inference_mode()
     def explain(
@@ -255,11 +266,45 @@ class Model:
             raise InputError(f"a temperature is 0 or more, not {temperature}")
         generator = torch.Generator(self.device).manual_seed(seed)
         with exact_convolutions():
-            return to_uint8(self.classifier.sample(label, generator, temperature))
+            return to_uint8(self._network.sample(label, generator, temperature))
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file, .safetensors or compressed .safetensors.xz."""
         save_checkpoint(self.checkpoint, Path(path))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a folder in Hugging Face's convention: the model, config.json and a model card.
+
+        The classifier that a student explains is not part of it.
+        """
+        save_pretrained(self.checkpoint, Path(folder))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        device: str | torch.device = "auto",
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> "Model":
+        """Load a folder that `save_pretrained` wrote, or a repository of the Hugging Face hub.
+
+        Args:
+            name_or_folder: a folder, or "owner/name" on the hub; also whatever `load` accepts.
+            revision: branch, tag or commit on the hub.
+            cache_dir: where downloads are kept; by default where Hugging Face keeps them.
+            local_files_only: take what was downloaded before, and do not use the network.
+        """
+        if not Path(name_or_folder).exists() and is_repository(str(name_or_folder)):
+            name_or_folder = download(
+                str(name_or_folder),
+                revision=revision,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return load(name_or_folder, device)
 
     def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401
         """Turn class names, and numbers in text, into class numbers."""

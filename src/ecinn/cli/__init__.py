@@ -9,6 +9,7 @@ from ecinn.cli import (  # noqa: F401
     distill,
     evaluate,
     explain,
+    export,
     models,
     networks,
     paper,

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from ecinn.explanation.result import Confidence
 
 PANELS = {
-    "Commands": ("explain", "bulk", "models", "train", "distill", "evaluate", "audit", "serve"),
+    "Commands": (
+        "explain",
+        "bulk",
+        "models",
+        "train",
+        "distill",
+        "evaluate",
+        "audit",
+        "serve",
+        "export",
+    ),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
 }
 """Commands in the order and under the headings of `ecinn --help`."""
@@ -27,8 +37,10 @@ EXTRAS = {
     "captum": "heatmaps",
     "fastapi": "serve",
     "h5py": "benchmark",
+    "huggingface_hub": "hub",
     "matplotlib": "paper",
     "multipart": "serve",
+    "onnx": "onnx",
     "onnxruntime": "onnx",
     "prometheus_client": "serve",
     "pyarrow": "bulk",

@@ -1,0 +1,1 @@
+"""A model in other runtimes: f, f⁻¹ and the method as ONNX graphs."""
