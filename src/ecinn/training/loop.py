@@ -240,7 +240,6 @@ class _Run:
                 self.device,
                 record,
                 self.held_out,
-                self.folder,
                 answers=None if self.answers is None else self.answers.held_out,
             )
             for bits in all_bits
