@@ -120,7 +120,9 @@ def test_no_gradient_passes_through_the_teacher_or_its_pictures(refined, data) -
 
 
 def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refined, data) -> None:
-    step = finetuning_step(refined, data)
+    settings = dataclasses.replace(refined.finetuning, batch_size=400)
+    images = data.select(torch.arange(400) % len(data))
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), images)
     mu = step.state.classifier.mu.detach()
     p = torch.arange(400) % 10
     q = step._other_class(p)
@@ -145,7 +147,8 @@ def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refine
 
 def test_counterfactuals_of_misread_images_stay_near_the_classes(refined, data) -> None:
     """α₀ stays within 0.1 to 1, so α₁ within 0.85 to 1.3; other α stay within 0 to 1.2."""
-    step = finetuning_step(refined, data)
+    settings = dataclasses.replace(refined.finetuning, batch_size=4)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     mu = step.state.classifier.mu.detach()
     p, q = torch.tensor([0, 0, 3, 3]), torch.tensor([4, 4, 1, 1])
     delta = mu[q] - mu[p]

@@ -92,9 +92,7 @@ def _fit_detector(
     frequency = None if frequency is None else frequency.to(mu_bar.device)
     log_p, energies = [], []
     for z, log_det in latents:
-        log_p.append(
-            equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu))
-        )
+        log_p.append(equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu)))
         if frequency is not None:
             own = mu_bar[equations.predicted_class(z, classifier.mu)]
             energies.append(band_energies(z - own, frequency))

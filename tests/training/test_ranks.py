@@ -1,0 +1,100 @@
+"""Training in two processes gives the model of one process, and they end together."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ecinn.classifier.checkpoint import load_checkpoint
+from ecinn.classifier.tensor_files import read_tensors
+from ecinn.errors import EcinnError
+from ecinn.progress import Progress
+from ecinn.training.state import STATE_FILES
+from helpers import two_processes
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one process: a whole one, and one that stopped in each stage."""
+    folder = tmp_path_factory.mktemp("runs")
+    two_processes.run(folder / "one")
+    for stage in ("training", "fine-tuning"):
+
+        def stop(progress: Progress, stage: str = stage) -> None:
+            if progress.task == stage and progress.figures["epoch"] == 2:
+                raise EcinnError("stopped")
+
+        with pytest.raises(EcinnError, match="stopped"):
+            two_processes.run(folder / f"{stage}-from-one", observe=stop, save_every=0.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def output(folder: Path) -> tuple[str, str]:
+    """Output of two processes that did all they should, and then failed."""
+    paths = [str(Path(two_processes.__file__).parents[2] / "src"), os.environ.get("PYTHONPATH")]
+    ended = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", "2", two_processes.__file__, str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    return ended.stdout, ended.stderr
+
+
+def assert_same_run(run: Path, one: Path) -> None:
+    """Compare the models, and all that the optimisers know."""
+    model, expected = load_checkpoint(run), load_checkpoint(one)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    weights = expected.classifier.state_dict()
+    for name, value in model.classifier.state_dict().items():
+        torch.testing.assert_close(value, weights[name], **close)
+    torch.testing.assert_close(model.mu_bar, expected.mu_bar, **close)
+    assert model.ood.log_p == pytest.approx(expected.ood.log_p, rel=1e-5)
+    metrics, others = ({**found.metrics, "model": 0} for found in (model, expected))
+    assert metrics == pytest.approx(others, rel=1e-3, abs=1e-5)
+    for name in STATE_FILES:
+        (state, about), (other, about_other) = (read_tensors(f / name) for f in (run, one))
+        assert state.keys() == other.keys()
+        for key, value in state.items():
+            torch.testing.assert_close(value, other[key], **close, msg=key)
+        for point, same in zip(about["curve"], about_other["curve"], strict=True):
+            del point["seconds"], same["seconds"]
+            assert point == pytest.approx(same, rel=1e-5)
+
+
+@pytest.mark.usefixtures("output")
+@pytest.mark.parametrize("run", ["two", "training-from-one", "fine-tuning-from-one"])
+def test_two_processes_train_the_model_of_one(run: str, folder: Path) -> None:
+    """From the beginning, and from the state of one process in either stage."""
+    assert load_checkpoint(folder / run).training["processes"] == 2
+    assert "processes" not in load_checkpoint(folder / "one").training
+    assert_same_run(folder / run, folder / "one")
+
+
+def test_only_the_first_process_prints(output: tuple[str, str], folder: Path) -> None:
+    stdout, stderr = output
+    assert stdout.count("wrote") == 1
+    assert stderr.count("training: 3/3") == 1
+    assert (folder / "cli" / "training.json").is_file()
+
+
+@pytest.mark.usefixtures("output")
+def test_one_error_ends_both_and_one_process_resumes(
+    output: tuple[str, str], folder: Path
+) -> None:
+    """The first process keeps its finished epoch when the second one fails."""
+    lines = [line for line in output[1].splitlines() if line.startswith("error")]
+    assert lines == ["error: the second process fails"]
+    assert read_tensors(folder / "from-two" / STATE_FILES[0])[1]["epoch"] == 1
+    two_processes.run(folder / "from-two", resume=True)
+    assert_same_run(folder / "from-two", folder / "one")
