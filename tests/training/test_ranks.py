@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from ecinn.classifier.checkpoint import load_checkpoint
+from ecinn.classifier.recipes import RECIPES
 from ecinn.classifier.tensor_files import read_tensors
-from ecinn.errors import EcinnError
+from ecinn.cli import app
+from ecinn.errors import EcinnError, InputError
 from ecinn.progress import Progress
+from ecinn.training.ranks import Ranks, joined, require_divisible
 from ecinn.training.state import STATE_FILES
 from helpers import two_processes
+from helpers.command_line import fails, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,7 @@ def assert_same_run(run: Path, one: Path) -> None:
             assert point == pytest.approx(same, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("output")
 @pytest.mark.parametrize("run", ["two", "training-from-one", "fine-tuning-from-one"])
 def test_two_processes_train_the_model_of_one(run: str, folder: Path) -> None:
@@ -81,6 +85,7 @@ def test_two_processes_train_the_model_of_one(run: str, folder: Path) -> None:
     assert_same_run(folder / run, folder / "one")
 
 
+@pytest.mark.slow
 def test_only_the_first_process_prints(output: tuple[str, str], folder: Path) -> None:
     stdout, stderr = output
     assert stdout.count("wrote") == 1
@@ -88,7 +93,7 @@ def test_only_the_first_process_prints(output: tuple[str, str], folder: Path) ->
     assert (folder / "cli" / "training.json").is_file()
 
 
-@pytest.mark.usefixtures("output")
+@pytest.mark.slow
 def test_one_error_ends_both_and_one_process_resumes(
     output: tuple[str, str], folder: Path
 ) -> None:
@@ -98,3 +103,49 @@ def test_one_error_ends_both_and_one_process_resumes(
     assert read_tensors(folder / "from-two" / STATE_FILES[0])[1]["epoch"] == 1
     two_processes.run(folder / "from-two", resume=True)
     assert_same_run(folder / "from-two", folder / "one")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_row_of_a_batch_has_one_process(size: int) -> None:
+    for start, stop in ((0, 5), (5, 11), (7, 7)):
+        parts = [Ranks(rank, size).rows(start, stop) for rank in range(size)]
+        assert torch.cat(parts).tolist() == list(range(start, stop))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_needs_one_process_is_refused() -> None:
+    recipe = two_processes.tiny_recipe()
+    require_divisible(recipe, 45, Ranks(1, 5))
+    with pytest.raises(InputError, match="batches of 11 images are too small for 6 processes"):
+        require_divisible(recipe, 45, Ranks(1, 6))
+    require_divisible(RECIPES["mnist-paper"], 1000, Ranks())
+    with pytest.raises(InputError, match="BatchNorm"):
+        require_divisible(RECIPES["mnist-paper"], 1000, Ranks(0, 2))
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that torchrun started this process."""
+    started = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(app.time, "sleep", lambda _: None)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="there are 1: lower --nproc-per-node"), joined("cuda"):
+        pass
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="not cuda:0"), joined("cuda:0"):
+        pass
+
+
+@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.parametrize("wrong", [("evaluate", "mnist"), ("train", "mnist", "--nothing")])
+def test_wrong_commands_are_told_by_the_first_process(wrong, monkeypatch) -> None:
+    assert run(*wrong) == (2, "", "")
+    monkeypatch.setenv("RANK", "0")
+    told = fails(*wrong)
+    assert ("without torchrun" in told) == (wrong[0] != "train")
