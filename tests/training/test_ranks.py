@@ -14,6 +14,7 @@ from ecinn.classifier.tensor_files import read_tensors
 from ecinn.cli import app
 from ecinn.errors import EcinnError, InputError
 from ecinn.progress import Progress
+from ecinn.training import ranks
 from ecinn.training.ranks import Ranks, joined, require_divisible
 from ecinn.training.state import STATE_FILES
 from helpers import two_processes
@@ -127,8 +128,9 @@ def test_what_needs_one_process_is_refused() -> None:
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that torchrun started this process."""
     started = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-    for name, value in started.items():
+    for name, value in (started | {"LOCAL_WORLD_SIZE": "2"}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "_fails_first", lambda rank: True)
     monkeypatch.setattr(app.time, "sleep", lambda _: None)
 
 

@@ -172,6 +172,7 @@ def in_every_process(command: Callable[..., None]) -> Callable[..., None]:
             out.quiet = err.quiet = not ranks.leads
             try:
                 command(*arguments, device=device, **options)
+                ranks.wait()  # all leave together
             finally:
                 out.quiet = err.quiet = False  # an error may be this process's
 

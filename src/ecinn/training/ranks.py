@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 
 from ecinn.classifier.recipes import Recipe
 from ecinn.errors import EcinnError, InputError
@@ -111,37 +110,49 @@ def joined(device: str | torch.device = "auto") -> Iterator[Ranks]:
     if size == 1:
         yield Ranks(device=chosen)
         return
-    if chosen.type == "cuda":
-        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if local >= gpus:
-            raise InputError(
-                f"each process needs a GPU, but there are {gpus}: lower --nproc-per-node, or use "
-                "--device cpu"
-            )
-        if chosen.index not in (None, local):
-            raise InputError(f"torchrun chooses the GPUs: use the device cuda, not {chosen}")
-        chosen = torch.device("cuda", local)
-        torch.cuda.set_device(chosen)
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
-        atexit.register(_leave)
-    rank = dist.get_rank()
+    rank = int(os.environ["RANK"])
     try:
+        if chosen.type == "cuda":
+            chosen = _own_gpu(chosen)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+            atexit.register(_leave)
         yield Ranks(rank, size, chosen)
     except (Exception, KeyboardInterrupt):
-        _leave()  # the others notice, and save what they have
+        atexit.unregister(_leave)
+        if chosen.type == "cpu":  # leaving NCCL might wait for the others
+            _leave()
         if not _fails_first(rank):
             raise SystemExit(1) from None
         raise
 
 
+def _own_gpu(device: torch.device) -> torch.device:
+    """Return the GPU of this process, which torchrun numbers."""
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if int(os.environ["LOCAL_WORLD_SIZE"]) > gpus:
+        raise InputError(
+            f"each process needs a GPU, but there are {gpus}: lower --nproc-per-node, or use "
+            "--device cpu"
+        )
+    if device.index not in (None, local):
+        raise InputError(f"torchrun chooses the GPUs: use the device cuda, not {device}")
+    own = torch.device("cuda", local)
+    torch.cuda.set_device(own)
+    return own
+
+
 def _leave() -> None:
+    """Leave the other processes, so that those that wait for this one notice."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _fails_first(rank: int) -> bool:
     """Return whether this process was the first to fail; if not, let the other one say why."""
+    # Builds of torch without distributed training lack this module.
+    from torch.distributed.rendezvous import rendezvous
+
     try:
         store, *_ = next(iter(rendezvous("env://")))
         first = bool(store.compare_set("ecinn/failed", "", str(rank)) == str(rank).encode())
