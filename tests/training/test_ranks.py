@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from ecinn.cli import app
 from ecinn.errors import EcinnError, InputError
 from ecinn.progress import Progress
 from ecinn.training import ranks
+from ecinn.training.finetuning import FineTuningStep
 from ecinn.training.ranks import Ranks, joined, require_divisible
-from ecinn.training.state import STATE_FILES
+from ecinn.training.state import STATE_FILES, TrainingState
 from helpers import two_processes
+from helpers.builders import random_images
 from helpers.command_line import fails, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -112,6 +115,21 @@ def test_every_row_of_a_batch_has_one_process(size: int) -> None:
         parts = [Ranks(rank, size).rows(start, stop) for rank in range(size)]
         assert torch.cat(parts).tolist() == list(range(start, stop))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_images_have_the_same_target_in_any_process() -> None:
+    """With two classes, as above, there is only one target."""
+    architecture = replace(two_processes.tiny_recipe().architecture, classes=3)
+    recipe = replace(two_processes.tiny_recipe(), architecture=architecture)
+    data, targets = random_images(45, 1, 3, seed=1), torch.zeros(2, 11, dtype=torch.long)
+    for size in (1, 2):
+        for rank in range(size):
+            state, device = TrainingState.start(recipe, torch.device("cpu")), torch.device("cpu")
+            step = FineTuningStep(recipe, data, state, device, Ranks(rank, size))
+            step.generator.manual_seed(4)
+            targets[size - 1, step.rows] = step._other_class(torch.zeros_like(step.rows))
+    assert torch.equal(*targets)
+    assert targets.unique().tolist() == [1, 2]
 
 
 def test_what_needs_one_process_is_refused() -> None:
