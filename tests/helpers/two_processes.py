@@ -1,5 +1,6 @@
 """What each process does in the tests of training in several processes: `two_processes.py DIR`."""
 
+import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ecinn import files
+from ecinn.classifier import tensor_files
 from ecinn.classifier.recipes import RECIPES, SGD, FineTuning, Recipe
 from ecinn.cli import app, progress
 from ecinn.data.augmentation import Augmentation
@@ -71,14 +74,27 @@ def run(folder: Path, **options: Any) -> None:
     train(tiny_recipe(), tiny_data(45, 1), folder, device="cpu", **images, **options)
 
 
+def refuse_to_write(path: Path, data: bytes) -> None:
+    """Fail instead of writing a file."""
+    raise EcinnError("the second process writes files")
+
+
+def load_and_tell(*_: object) -> Dataset:
+    """Say that images are loaded."""
+    app.err.print("loading")
+    return tiny_data(45, 1)
+
+
 def main(folder: Path) -> None:
     """Train, resume runs that one process started, use the command line, and fail."""
+    if os.environ["RANK"] == "1":
+        files.atomic_write = tensor_files.atomic_write = refuse_to_write
     run(folder / "two")
     for stage in ("training", "fine-tuning"):
         run(folder / f"{stage}-from-one", resume=True)
     plain = {"finetuning": None, "distillation_weight": 0.0, "epochs": 1}
     RECIPES["tiny"] = replace(tiny_recipe(), **plain)  # type: ignore[index]
-    progress.load_images = lambda *_: tiny_data(45, 1)  # type: ignore[assignment]
+    progress.load_images = load_and_tell  # type: ignore[assignment]
     sys.argv[1:] = ["train", "tiny", "--out", str(folder / "cli"), "--limit", "40"]
     with suppress(SystemExit):
         app.main()

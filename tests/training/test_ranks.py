@@ -93,6 +93,7 @@ def test_two_processes_train_the_model_of_one(run: str, folder: Path) -> None:
 def test_only_the_first_process_prints(output: tuple[str, str], folder: Path) -> None:
     stdout, stderr = output
     assert stdout.count("wrote") == 1
+    assert stderr.count("loading") == 3  # splits
     assert stderr.count("training: 3/3") == 1
     assert (folder / "cli" / "training.json").is_file()
 
