@@ -108,6 +108,19 @@ def test_all_are_decoded_once_and_any_rows_taken(
     assert len(list(cache.iterdir())) == 2
 
 
+def test_successive_rows_are_mapped_into_memory(folder: ImageFiles, cache: Path) -> None:
+    """What changes in the cache changes in the images, and not the other way round."""
+    images, _ = decode(folder, [2, 3, 4])
+    copied, _ = decode(folder, [4, 2, 3])
+    assert torch.equal(images, copied[[1, 2, 0]])
+    (path,) = cache.glob("*.npy")
+    stored = np.load(path, mmap_mode="r+")
+    stored[3] = 255 - stored[3]
+    assert torch.equal(images[1], 255 - copied[2])
+    images[:] = 7
+    assert not (stored[2:5] == 7).all()
+
+
 def test_many_chunks_keep_their_order(tmp_path: Path) -> None:
     for seed in range(130):
         noise(9, 7, seed).save(tmp_path / f"{seed:03}.png")

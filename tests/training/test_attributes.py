@@ -21,7 +21,7 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.progress import Progress
-from ecinn.training import loop
+from ecinn.training import loop, teacher
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep, batch_loss
@@ -320,10 +320,11 @@ def trained(monkeypatch) -> list[tuple[int, int]]:
         calls.append((len(data), len(held_out or ())))
         return OwnTeacher(targets=targets_hash(data))
 
-    monkeypatch.setattr(loop, "train_teacher", own_teacher)
-    monkeypatch.setattr(
-        loop, "load_teacher", lambda path, device: OwnTeacher(targets=path.read_text())
-    )
+    monkeypatch.setattr(teacher, "train_teacher", own_teacher)
+    for module in (loop, teacher):
+        monkeypatch.setattr(
+            module, "load_teacher", lambda path, device: OwnTeacher(targets=path.read_text())
+        )
     return calls
 
 
@@ -447,7 +448,7 @@ def test_ctrl_c_while_a_teacher_is_trained(last, taught, tmp_path, monkeypatch) 
     def press_ctrl_c(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "train_teacher", press_ctrl_c)
+    monkeypatch.setattr(teacher, "train_teacher", press_ctrl_c)
     with pytest.raises(InterruptedRunError, match="start again"):
         train(last, taught, tmp_path, device=CPU)
 

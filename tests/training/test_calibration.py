@@ -1,19 +1,19 @@
 """Calibration: class means and temperature of a finished model."""
 
 import dataclasses
-import errno
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import fit_log_p
+from ecinn.classifier.out_of_distribution import FALSE_ALARM_RATE, fit_log_p
 from ecinn.classifier.recipes import MNIST
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import EcinnError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
@@ -43,7 +43,7 @@ def overlapping(
 @pytest.mark.parametrize("classes", [2, 6])
 def test_tau_is_found_where_labels_follow_the_posterior(generator, tau, classes) -> None:
     z, labels, mu = overlapping(generator, tau, classes)
-    fitted = float(fit_tau(z, labels, mu))
+    fitted = float(fit_tau(z.split(3000), labels, mu))
     assert fitted == pytest.approx(tau, rel=0.1)
 
     def loss(tau: float) -> float:
@@ -60,7 +60,7 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
     """Platt's rule: n right answers of n justify a confidence of about 1 − 1/(n + 2)."""
     mu = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     labels = torch.arange(200) % 2
-    tau = fit_tau(mu[labels], labels, mu)
+    tau = fit_tau([mu[labels]], labels, mu)
     confidence = torch.sigmoid(2 * tau)
     assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
 
@@ -77,7 +77,7 @@ def test_one_image_is_enough_for_tau(classes) -> None:
     """Read right: a confidence of 1 − 1/(1 + 2). Read wrong: no confidence at all."""
     mu = 3 * torch.eye(classes, dtype=torch.float64)
     for label, expected in ((1, 2 / 3), (0, 1 / classes)):
-        tau = fit_tau(mu[1:2], torch.tensor([label]), mu)
+        tau = fit_tau([mu[1:2]], torch.tensor([label]), mu)
         posterior = (-0.5 * tau * torch.cdist(mu[1:2], mu).square()).softmax(1)
         assert float(posterior[0, 1]) == pytest.approx(expected, abs=1e-6)
 
@@ -107,47 +107,55 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
         return
     assert torch.equal(model.classifier.mu, model.mu_bar)
     z = model.classifier.encode(to_pixels(held_out.images))
-    assert tau == float(fit_tau(z, held_out.labels, model.classifier.mu))
+    assert tau == float(fit_tau([z], held_out.labels, model.classifier.mu))
     without = calibrate(recipe, data, weights, CPU, {})
     assert float(without.classifier.tau) == pytest.approx(0.3)
 
 
-def test_latents_in_a_file_give_the_same_model(data, tmp_path, monkeypatch) -> None:
-    """With all scores of the detector; the file is gone afterwards."""
+def test_latents_that_are_computed_again_give_the_same_model(data, monkeypatch) -> None:
+    """With all scores of the detector; many latents are never held at once."""
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=0)
     classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
     recipe = dataclasses.replace(MNIST, architecture=architecture, stored_bits=32, aligned=True)
-    options = (recipe, data, classifier.state_dict(), CPU, {}, data.first(50))
-    sizes = []
+    encode, passes = GenerativeClassifier.encode_with_log_det, []
 
-    def noted(file: int, start: int, size: int) -> None:
-        sizes.append(size)
+    def counted(network: GenerativeClassifier, x: Tensor) -> tuple[Tensor, Tensor]:
+        passes.append(len(x))
+        return encode(network, x)
 
+    monkeypatch.setattr(GenerativeClassifier, "encode_with_log_det", counted)
     monkeypatch.setattr(calibration, "PART", 128)  # 300 images: an incomplete part
-    monkeypatch.setattr(calibration.os, "posix_fallocate", noted)
-    kept = calibrate(*options, tmp_path / "run")
-    assert not sizes
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(calibration, "LATENTS_LIMIT", 50 * 784 * 4)
-    mapped = calibrate(*options, tmp_path / "run")
-    assert sizes == [300 * 784 * 4, 150 * 784 * 4]  # the held-out 50 stay in memory
-    assert list((tmp_path / "run").iterdir()) == []
-    assert torch.equal(mapped.mu_bar, kept.mu_bar)
-    assert torch.equal(mapped.classifier.tau, kept.classifier.tau)
-    assert mapped.ood.log_p == kept.ood.log_p
+
+    def calibrated(limit: int) -> tuple[Checkpoint, int]:
+        monkeypatch.setattr(calibration, "LATENTS_LIMIT", limit)
+        passes.clear()
+        model = calibrate(recipe, data, classifier.state_dict(), CPU, {}, data.first(50))
+        return model, sum(passes)
+
+    kept, once = calibrated(300 * 784 * 4)
+    again, often = calibrated(300 * 784 * 4 - 1)
+    assert (once, often) == (300 + 50 + 2 * 150, 4 * 300 + 50 + 2 * 150)
+    assert torch.equal(again.mu_bar, kept.mu_bar)
+    assert torch.equal(again.classifier.tau, kept.classifier.tau)
+    assert again.ood.log_p == kept.ood.log_p
     for name in ("texture", "pose"):
-        for one, other in zip(getattr(mapped.ood, name), getattr(kept.ood, name), strict=True):
+        for one, other in zip(getattr(again.ood, name), getattr(kept.ood, name), strict=True):
             torch.testing.assert_close(one, other)
+    # The pose is fitted to the first half; its limit lets all but 0.2 % of the rest pass.
+    z = kept.classifier.encode(to_pixels(data.images))
+    scores = np.quantile(kept.ood.pose.score(z[150:]).double().numpy(), FALSE_ALARM_RATE)
+    assert kept.ood.pose.limit == pytest.approx(float(scores), rel=1e-6)
 
 
-def test_a_full_disk_is_told(data, tmp_path, monkeypatch) -> None:
-    def full(file: int, start: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(calibration.os, "posix_fallocate", full)
-    monkeypatch.setattr(calibration, "LATENTS_LIMIT", 0)
+def test_a_detector_is_fitted_to_a_sample_of_many_images(data, monkeypatch) -> None:
     architecture = Architecture(1, 28, 28, 10, (Stage(1, 8), Stage(1, 8)), dense_width=0)
-    weights = GenerativeClassifier(architecture).state_dict()
-    recipe = dataclasses.replace(MNIST, architecture=architecture)
-    with pytest.raises(EcinnError, match=r"latents: No space left on device; free"):
-        calibrate(recipe, data, weights, CPU, {}, folder=tmp_path)
+    classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
+    recipe = dataclasses.replace(MNIST, architecture=architecture, stored_bits=32, seed=5)
+    monkeypatch.setattr(calibration, "OOD_IMAGES", 120)
+    model = calibrate(recipe, data, classifier.state_dict(), CPU, {})
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(5))
+    log_p = model.classifier.log_marginal(to_pixels(data.images[order[:120]]))
+    assert model.ood.log_p == pytest.approx(fit_log_p(log_p), rel=1e-6)
+    z = model.classifier.encode(to_pixels(data.images))  # means are those of all images
+    by_label = torch.stack([z[data.labels == label].mean(0) for label in range(10)])
+    torch.testing.assert_close(model.mu_bar, class_means([z], by_label))

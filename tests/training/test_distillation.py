@@ -112,7 +112,7 @@ def test_temperature_is_fitted_to_answers(uniform) -> None:
     for tau in (0.2, 0.7):
         answers = equations.log_posterior(z, mu, torch.tensor(tau).double()).exp()
         labels = torch.zeros(4000, dtype=torch.long)
-        assert float(fit_tau(z, labels, mu, answers)) == pytest.approx(tau, rel=0.02)
+        assert float(fit_tau([z], labels, mu, answers)) == pytest.approx(tau, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -120,7 +120,9 @@ def test_no_gradient_passes_through_the_teacher_or_its_pictures(refined, data) -
 
 
 def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refined, data) -> None:
-    step = finetuning_step(refined, data)
+    settings = dataclasses.replace(refined.finetuning, batch_size=400)
+    images = data.select(torch.arange(400) % len(data))
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), images)
     mu = step.state.classifier.mu.detach()
     p = torch.arange(400) % 10
     q = step._other_class(p)
@@ -145,18 +147,19 @@ def test_every_second_image_goes_to_alpha_1_and_the_others_to_confidences(refine
 
 def test_counterfactuals_of_misread_images_stay_near_the_classes(refined, data) -> None:
     """α₀ stays within 0.1 to 1, so α₁ within 0.85 to 1.3; other α stay within 0 to 1.2."""
-    step = finetuning_step(refined, data)
+    settings = dataclasses.replace(refined.finetuning, batch_size=800)
+    images = data.select(torch.arange(800) % len(data))
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), images)
     mu = step.state.classifier.mu.detach()
-    p, q = torch.tensor([0, 0, 3, 3]), torch.tensor([4, 4, 1, 1])
+    p, q = torch.tensor([0, 0, 3, 3] * 200), torch.tensor([4, 4, 1, 1] * 200)
     delta = mu[q] - mu[p]
-    beyond = mu[p] + torch.tensor([3.0, 3.0, -4.0, -4.0])[:, None] * delta
+    beyond = mu[p] + torch.tensor([3.0, 3.0, -4.0, -4.0] * 200)[:, None] * delta
     moved = step._counterfactual_latents(beyond, p, q) - beyond
     alpha = (moved * delta).sum(1) / delta.square().sum(1)
-    torch.testing.assert_close(alpha[::2], torch.tensor([0.85, 1.3]))
+    torch.testing.assert_close(alpha[::2], torch.tensor([0.85, 1.3] * 200))
     step.state.classifier.tau.fill_(1e-6)
-    many = [each.repeat(200, *[1] * (each.ndim - 1)) for each in (beyond, p, q)]
-    moved = step._counterfactual_latents(*many) - many[0]
-    alpha = (moved * delta.repeat(200, 1)).sum(1) / delta.repeat(200, 1).square().sum(1)
+    moved = step._counterfactual_latents(beyond, p, q) - beyond
+    alpha = (moved * delta).sum(1) / delta.square().sum(1)
     torch.testing.assert_close(alpha[1::2].min(), torch.tensor(0.0), rtol=0, atol=1e-5)
     torch.testing.assert_close(alpha[1::2].max(), torch.tensor(1.2))
 
@@ -224,7 +227,7 @@ def test_fine_tuning_starts_from_the_model_with_the_recipes_tau(
     seen = {}
 
     class Stop(FineTuningStep):
-        def __init__(self, recipe, data, state, device) -> None:
+        def __init__(self, recipe, data, state, *_) -> None:
             seen.update((name, value.clone()) for name, value in state.tensors().items())
             raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ A likelihood is not enough: a uniform colour or a face upside down can be as lik
 up to three scores are compared with their limits, and each is a reason of its own.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -120,20 +121,19 @@ def fit_texture(energies: Energies, frequency: Frequency) -> Texture:
     return Texture(frequency, mean, whitening, limit)
 
 
-def fit_pose(z: Latents, misplaced: Float[Tensor, "others dim"], most: int = POSE_IMAGES) -> Pose:
-    """Fit a ridge regression of +1 for z against −1 for misplaced images.
+def fit_pose(z: Latents, misplaced: Latents, others: Iterable[Tensor]) -> Pose:
+    """Fit a ridge regression of +1 for z against −1 for as many misplaced images.
 
-    The first half of z, at most `most`, is fitted; the limit comes from the rest of z.
+    The limit comes from other images, given as parts of their latents.
     """
-    count = min(most, len(z) // 2, len(misplaced))
-    rows = torch.cat([z[:count], misplaced[:count]]).double()
+    rows = torch.cat([z, misplaced]).double()
     rows = rows - rows.mean(0)
-    sign = torch.tensor([1.0, -1.0]).to(rows).repeat_interleave(count)
+    sign = torch.tensor([1.0, -1.0]).to(rows).repeat_interleave(len(z))
     # The dual form has as many unknowns as images.
     gram = rows @ rows.T + RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     weight = (rows.T @ torch.linalg.solve(gram, sign)).to(z.dtype)
-    limit = float((z[count:] @ weight).double().quantile(FALSE_ALARM_RATE))
-    return Pose(weight, limit)
+    scores = torch.cat([part @ weight for part in others])
+    return Pose(weight, float(scores.double().quantile(FALSE_ALARM_RATE)))
 
 
 def band_energies(residual: Latents, frequency: Frequency) -> Energies:

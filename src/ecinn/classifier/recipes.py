@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Split, load_dataset
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
@@ -309,3 +311,39 @@ def find_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise InputError(f"no recipe {name!r}; choose one of: {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def require_fitting(data: Dataset, recipe: Recipe) -> None:
+    """Raise an `InputError` unless the recipe's network can learn these images and labels."""
+    a = recipe.architecture
+    if data.images.dtype != torch.uint8:
+        raise InputError(f"images must be 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
+    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != expected or not len(data):
+        raise InputError(f"{recipe.name} needs images of {expected}, not {len(data)} of {shape}")
+    if len(data.class_names) != a.classes:
+        raise InputError(
+            f"{recipe.name} has {a.classes} classes, but the dataset names {len(data.class_names)}"
+        )
+    low, high = int(data.labels.min()), int(data.labels.max())
+    if low < 0 or high >= a.classes:
+        raise InputError(
+            f"{recipe.name} has classes 0 to {a.classes - 1}, but labels go from {low} to {high}"
+        )
+
+
+def require_learnable(data: Dataset, recipe: Recipe) -> None:
+    """Raise an `InputError` if training would fail on these images, or ignore what they lack."""
+    missing = (data.labels.bincount(minlength=recipe.architecture.classes) == 0).nonzero()
+    if len(missing):
+        classes = ", ".join(str(int(label)) for label in missing)
+        raise InputError(f"no training image has class {classes}: use more images")
+    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
+        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
+    if data.attributes is not None and data.attribute is None and recipe.needs_teacher:
+        raise InputError(
+            f"{recipe.name} asks a teacher of attributes: say which one is the label "
+            "(Dataset.attribute)"
+        )
+    if recipe.finetuning and min(recipe.finetuning.batch_size, len(data)) < 2:
+        raise InputError("fine-tuning halves its batches: it needs at least 2 images in each")

@@ -1,8 +1,11 @@
 """The app that all commands join: its consoles, shared options and error handling."""
 
+import functools
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -66,6 +69,14 @@ class _Commands(TyperGroup):
                 if isinstance(command, TyperCommand | TyperGroup):
                     command.rich_help_panel = panel
         return listed + [name for name in self.commands if name not in listed]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        """Return the command; torchrun can start only one of them."""
+        found = super().resolve_command(ctx, args)
+        if _in_many_processes() and found[0] != "train":
+            _leave_to_the_first_process(InputError.exit_code)
+            raise InputError(f"`ecinn {found[0]}` works in one process: start it without torchrun")
+        return found
 
 
 app = typer.Typer(
@@ -148,6 +159,38 @@ def options(
     """Counterfactual explanations of images in two network evaluations."""
 
 
+def _in_many_processes() -> bool:
+    """Return whether torchrun started this process and others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
+
+
+def _leave_to_the_first_process(code: int) -> None:
+    """Exit silently if another process fails for the same reason and says so."""
+    if _in_many_processes() and os.environ.get("RANK") != "0":
+        time.sleep(1)  # torchrun ends all processes with the first
+        sys.exit(code)
+
+
+def in_every_process(command: Callable[..., None]) -> Callable[..., None]:
+    """Run a command in all processes that torchrun started; only the first one prints."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, device: str, **options: Any) -> None:  # noqa: ANN401
+        if not _in_many_processes():
+            return command(*arguments, device=device, **options)
+        from ecinn.training.ranks import joined
+
+        with joined(device) as ranks:
+            out.quiet = err.quiet = not ranks.leads
+            try:
+                command(*arguments, device=device, **options)
+                ranks.wait()  # all leave together
+            finally:
+                out.quiet = err.quiet = False  # an error may be this process's
+
+    return run
+
+
 def main(commands: typer.Typer = app) -> None:
     """Run the command line; every failure ends in one line on stderr and an exit code."""
     try:
@@ -191,6 +234,7 @@ def _fail_usage(error: Any) -> NoReturn:  # noqa: ANN401
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(error.exit_code)
+    _leave_to_the_first_process(error.exit_code)
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)

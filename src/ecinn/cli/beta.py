@@ -103,6 +103,7 @@ def _train(
     from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
     from ecinn.model import Model
     from ecinn.training import loop
+    from ecinn.training.state import STATE_FILES
 
     with bars() as observe:
 
@@ -123,7 +124,7 @@ def _train(
     model.classifier.cpu()
     model = dataclasses.replace(model, metrics=metrics)
     save_checkpoint(model, folder / MODEL_FILE)
-    for name in loop.STATE_FILES:
+    for name in STATE_FILES:
         (folder / name).unlink(missing_ok=True)
     return model
 

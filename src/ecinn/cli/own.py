@@ -26,7 +26,7 @@ def load_run(
     from ecinn.cli.progress import bars
     from ecinn.data.own import RECORD_FILE, OwnDataOptions, load_own_data, read_record
     from ecinn.files import rebuild
-    from ecinn.training.loop import STATE_FILES
+    from ecinn.training.state import STATE_FILES
 
     record = read_record(folder / RECORD_FILE) if resume else None
     if record is None:

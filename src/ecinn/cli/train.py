@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ecinn.cli.app import Device, app, out, plain
+from ecinn.cli.app import Device, app, in_every_process, out, plain
 from ecinn.cli.progress import CelebA
 from ecinn.errors import InputError
 
@@ -30,6 +30,7 @@ class FitName(StrEnum):
 
 
 @app.command()
+@in_every_process
 def train(
     source: Annotated[
         str,
@@ -131,6 +132,7 @@ def train(
     from ecinn.data.dataset import Split
     from ecinn.files import atomic_write, output_folder
     from ecinn.training.loop import train as train_model
+    from ecinn.training.ranks import joined
 
     first_stage = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     both_stages = {"beta": beta, "distillation_weight": distillation_weight}
@@ -153,9 +155,16 @@ def train(
             raise InputError(f"no recipe, file or folder {source!r}; recipes are: {names}")
         output_folder(out_dir)
         overrides = {k: v for k, v in (first_stage | both_stages).items() if v is not None}
-        own, settings = _own_run(
-            Path(source), out_dir, options, overrides, minutes, device, resume=resume
-        )
+        with joined(device) as ranks, ranks.first_alone():
+            own, settings = _own_run(
+                Path(source),
+                out_dir,
+                options,
+                overrides,
+                minutes,
+                device,
+                resume=resume or not ranks.leads,  # the first process has planned this run
+            )
     elif options or minutes is not None:
         option = next(iter([*options, "minutes"])).replace("_", "-")
         raise InputError(
@@ -183,11 +192,14 @@ def train(
     elif any(value is not None for value in changes.values()):
         raise InputError(f"{source} has no fine-tuning: leave its options out")
     output_folder(out_dir)
-    data, held_out, test = (
-        (load_images(settings, split, celeba) if own is None else getattr(own, split)).first(limit)
-        for split in get_args(Split)
-    )
-    with _observers(out_dir, tensorboard=tensorboard) as observe:
+    with joined(device) as ranks, ranks.first_alone():
+        data, held_out, test = (
+            (load_images(settings, split, celeba) if own is None else getattr(own, split)).first(
+                limit
+            )
+            for split in get_args(Split)
+        )
+    with _observers(out_dir, tensorboard=tensorboard and ranks.leads) as observe:
         checkpoint = train_model(
             settings,
             data,
@@ -201,6 +213,8 @@ def train(
             teacher=teacher,
             observe=observe,
         )
+    if not ranks.leads:
+        return
     inputs = {
         " --init-from MODEL": init_from,
         " --refine-from MODEL": refine_from,

@@ -81,7 +81,8 @@ def decode_images(
 ) -> UInt8[Tensor, "batch 3 height width"]:
     """Return the images of these rows at height × width, from the cache if possible.
 
-    The first call decodes all files. If no cache can be written, it decodes only the rows.
+    Successive rows, such as a split of CelebA, are mapped into memory instead of copied. The first
+    call decodes all files. If no cache can be written, it decodes only the rows.
 
     Args:
         crop: frames faces; None crops about the centre to the aspect ratio of the size.
@@ -92,12 +93,15 @@ def decode_images(
     framing = f"{crop} {hq}" if crop else ""
     path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint(framing)}.npy"
     shape = (len(files.names), 3, *size)
-    cached = read_array(path, shape)
+    cached = read_array(path, shape, "c")
     decode = partial(fit, size=size, crop=crop, hq=hq)
     if cached is None and _write_cache(path, files, shape, decode, observe):
-        cached = read_array(path, shape)
+        cached = read_array(path, shape, "c")
     if cached is not None:
-        return torch.from_numpy(cached[np.asarray(rows, dtype=np.int64)])
+        wanted = np.asarray(rows, dtype=np.int64)
+        if len(wanted) and (np.diff(wanted) == 1).all():
+            return torch.from_numpy(cached[wanted[0] : wanted[-1] + 1])
+        return torch.from_numpy(cached[wanted])
     selection = ImageFiles(files.path, tuple(files.names[row] for row in rows))
     images = np.empty((len(rows), *shape[1:]), np.uint8)
     _decode_all(images, selection, decode, observe)

@@ -14,7 +14,7 @@ from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset, Split, Splits
 from ecinn.errors import InputError
 from ecinn.progress import Observer, counter
-from ecinn.training.loop import STATE_FILES
+from ecinn.training.state import STATE_FILES
 
 ANSWERS_FILE = "answers.safetensors"
 SPLITS: tuple[Split, ...] = ("validation", "train", "test")

@@ -1,13 +1,9 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ecinn import equations
@@ -25,7 +21,6 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
@@ -33,9 +28,12 @@ from ecinn.pixels import Labels, StoredImages, to_pixels
 
 PART = 500
 """Images or latents that are processed at once."""
-LATENTS_LIMIT = 2**30
+LATENTS_LIMIT = 2**28
 """Bytes of latents that are kept in memory, or a quarter of the free memory of a GPU if that is
-more; other latents are written to a temporary file."""
+more; other latents are computed again for every statistic."""
+OOD_IMAGES = 200_000
+"""Largest number of training images, drawn at random, that the OOD detector is fitted to: in
+expectation, 200 of them lie beyond either end of the range of log p(x)."""
 
 
 @torch.no_grad()
@@ -46,7 +44,6 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
     held_out: Dataset | None = None,
-    folder: Path | None = None,
     *,
     answers: Float[Tensor, "held_out classes"] | None = None,
 ) -> Checkpoint:
@@ -54,99 +51,106 @@ def calibrate(
 
     Tied class means become μ̄; their temperature is fitted on held-out images, if there are any,
     to their labels or to the answers of another classifier.
-
-    Args:
-        folder: for a temporary file of the latents, if they are many; None: the system's.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
-    z, log_det = _encode(classifier, data.images, device, folder)
-
-    def parts() -> Iterator[Tensor]:
-        return (part.to(device) for part in z.split(PART))
-
+    latents = _Latents(classifier, data.images, device)
     if recipe.tied:
         labels = data.labels.to(device).split(PART)
-        classifier.mu.copy_(label_means(parts(), labels, classifier.mu))
-    mu_bar = class_means(parts(), classifier.mu)
+        classifier.mu.copy_(label_means(latents.z(), labels, classifier.mu))
+    mu_bar = class_means(latents.z(), classifier.mu)
     if recipe.tied:
         classifier.mu.copy_(mu_bar)
         if held_out is not None:
-            z_held_out, _ = _encode(classifier, held_out.images, device, folder)
-            where = z_held_out.device
-            given = None if answers is None else answers.to(where)
-            labels, mu = held_out.labels.to(where), classifier.mu.to(where)
-            classifier.tau.fill_(fit_tau(z_held_out, labels, mu, given))
-    densities = zip(parts(), log_det.split(PART), strict=True)
-    log_p = torch.cat(
-        [
-            equations.log_marginal(equations.log_likelihood(part, change, classifier.mu))
-            for part, change in densities
-        ]
-    )
-    texture = pose = None
-    frequency = latent_frequencies(recipe.architecture)
-    if frequency is not None:
-        frequency = frequency.to(device)
-        energies = [
-            band_energies(part - mu_bar[equations.predicted_class(part, classifier.mu)], frequency)
-            for part in parts()
-        ]
-        texture = fit_texture(torch.cat(energies), frequency)
-    if recipe.aligned:
+            z = _Latents(classifier, held_out.images, device).z()
+            given = None if answers is None else answers.to(device)
+            tau = fit_tau(z, held_out.labels.to(device), classifier.mu, given)
+            classifier.tau.fill_(tau)
+    if len(data) > OOD_IMAGES:
         generator = torch.Generator().manual_seed(recipe.seed)
-        misplaced = misplace(data.images[: min(POSE_IMAGES, len(data) // 2)], generator)
-        pose = fit_pose(z, _encode(classifier, misplaced, device, folder)[0].to(z.device))
+        drawn = torch.randperm(len(data), generator=generator)[:OOD_IMAGES]
+        latents = _Latents(classifier, data.images, device, drawn.sort().values)
     return Checkpoint(
         recipe=recipe,
-        classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
-        ood=OODDetector(fit_log_p(log_p), texture, pose).to(torch.device("cpu")),
+        ood=_fit_detector(recipe, classifier, mu_bar, data.images, latents),
+        classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         class_names=data.class_names,
         training=training,
     )
 
 
-def _encode(
+def _fit_detector(
+    recipe: Recipe,
     classifier: GenerativeClassifier,
+    mu_bar: Float[Tensor, "classes dim"],
     images: StoredImages,
-    device: torch.device,
-    folder: Path | None,
-) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, " batch"]]:
-    """Return all latents, in a file if they are many, and log-determinants."""
-    z = _storage((len(images), classifier.architecture.dim), device, folder)
-    log_det = torch.empty(len(images), device=device)
-    with exact_convolutions():
-        for part, kept, change in zip(*(t.split(PART) for t in (images, z, log_det)), strict=True):
-            latents, changes = classifier.encode_with_log_det(to_pixels(part.to(device)))
-            kept.copy_(latents)
-            change.copy_(changes)
-    return z, log_det
+    latents: "_Latents",
+) -> OODDetector:
+    """Fit all scores of the recipe to latents of the training images."""
+    frequency = latent_frequencies(recipe.architecture)
+    frequency = None if frequency is None else frequency.to(mu_bar.device)
+    log_p, energies = [], []
+    for z, log_det in latents:
+        log_p.append(equations.log_marginal(equations.log_likelihood(z, log_det, classifier.mu)))
+        if frequency is not None:
+            own = mu_bar[equations.predicted_class(z, classifier.mu)]
+            energies.append(band_energies(z - own, frequency))
+    texture = None if frequency is None else fit_texture(torch.cat(energies), frequency)
+    pose = None
+    if recipe.aligned:
+        generator = torch.Generator().manual_seed(recipe.seed)
+        few = images[: min(POSE_IMAGES, len(images) // 2)]
+        fitted, misplaced = (
+            torch.cat(list(_Latents(classifier, some, mu_bar.device).z()))
+            for some in (few, misplace(few, generator))
+        )
+        others = (
+            z[(rows >= len(few)).to(z.device)]
+            for z, rows in zip(latents.z(), latents.rows.split(PART), strict=True)
+        )
+        pose = fit_pose(fitted, misplaced, others)
+    return OODDetector(fit_log_p(torch.cat(log_p)), texture, pose).to(torch.device("cpu"))
 
 
-def _storage(
-    shape: tuple[int, int], device: torch.device, folder: Path | None
-) -> Float[Tensor, "batch dim"]:
-    """Return memory for latents: on the device, or a file that vanishes when it is not used."""
-    size, limit = 4 * shape[0] * shape[1], LATENTS_LIMIT
-    if device.type == "cuda":
-        limit = max(limit, torch.cuda.mem_get_info(device)[0] // 4)
-    if size <= limit:
-        return torch.empty(shape, device=device)
-    try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            # Writing to a mapped file on a full disk would end the process without a word.
-            file.truncate(size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
-    except OSError as error:
-        raise EcinnError(
-            f"cannot write {size / 2**30:.1f} GiB of latents: {error.strerror or error}; "
-            "free some space and resume"
-        ) from error
+class _Latents:
+    """Latents and log-determinants of images, in parts; few are kept, many are computed again.
+
+    Args:
+        rows: of the images; None takes all of them.
+    """
+
+    def __init__(
+        self,
+        classifier: GenerativeClassifier,
+        images: StoredImages,
+        device: torch.device,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> None:
+        self.classifier, self.images, self.device = classifier, images, device
+        self.rows = torch.arange(len(images)) if rows is None else rows
+        limit = LATENTS_LIMIT
+        if device.type == "cuda":
+            limit = max(limit, torch.cuda.mem_get_info(device)[0] // 4)
+        self.few = 4 * len(self.rows) * classifier.architecture.dim <= limit
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.kept:
+            yield from self.kept
+            return
+        parts = []
+        for rows in self.rows.split(PART):
+            images = self.images[rows.to(self.images.device)].to(self.device)
+            with exact_convolutions():
+                part = self.classifier.encode_with_log_det(to_pixels(images))
+            parts += [part] if self.few else []
+            yield part
+        self.kept = parts
+
+    def z(self) -> Iterator[Tensor]:
+        """Yield the latents only."""
+        return (z for z, _ in self)
 
 
 def label_means(
@@ -162,7 +166,7 @@ def label_means(
 
 
 def fit_tau(
-    z: Float[Tensor, "batch dim"],
+    latents: Iterable[Tensor],
     labels: Labels,
     mu: Float[Tensor, "classes dim"],
     answers: Float[Tensor, "batch classes"] | None = None,
@@ -173,17 +177,17 @@ def fit_tau(
     certainty. The cross-entropy is convex in τ, so its slope is zero at one place. Answers of
     another classifier, which are class probabilities, replace the labels.
     """
-    logits = equations.linear_logits(z, mu).double()
+    logits = torch.cat([equations.linear_logits(z, mu).double() for z in latents])
     logits = logits - logits.mean(1, keepdim=True)
     own = logits.gather(1, labels[:, None])[:, 0]
     if answers is not None:
         own = (answers.to(logits) * logits).sum(1)
     # Mean logit under the smoothed targets: the logits of a row add up to zero.
-    expected = (1 - len(mu) / (len(mu) - 1) / (len(z) + 2)) * own
+    expected = (1 - len(mu) / (len(mu) - 1) / (len(logits) + 2)) * own
 
     def too_low(log_tau: Tensor) -> Tensor:
         posterior = (log_tau.exp() * logits).softmax(1)
         return ((posterior * logits).sum(1) - expected).mean()[None] < 0
 
     low, high = (torch.full_like(own[0], limit) for limit in (-20.0, 20.0))
-    return equations.bisect(too_low, low, high).exp().to(z.dtype)
+    return equations.bisect(too_low, low, high).exp().to(mu.dtype)

@@ -12,6 +12,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
+from ecinn.training.ranks import Ranks
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
 
@@ -67,7 +68,12 @@ class FineTuningStep(OptimisationStep):
     inverts = True
 
     def __init__(
-        self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
+        self,
+        recipe: Recipe,
+        data: Dataset,
+        state: TrainingState,
+        device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
         self.late = isinstance(state.teacher, BlackBoxTeacher)
         if self.late:
@@ -77,7 +83,7 @@ class FineTuningStep(OptimisationStep):
             self.known = data.images[: batch - batch // 2].to(device)
             self.known_answers = state.answers[: len(self.known)]
             self.asked, self.answer = self.known.clone(), self.known_answers.clone()
-        super().__init__(recipe, data, state, device)
+        super().__init__(recipe, data, state, device, ranks)
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""
@@ -100,16 +106,16 @@ class FineTuningStep(OptimisationStep):
 
     def _step(self) -> None:
         first = self._batch_loss()
-        self._descend(first.loss + self._counterfactual_loss(first.z.detach()))
+        self._descend(self.share * first.loss + self._counterfactual_loss(first.z.detach()))
         self._update_means(first.z)
         self._update_average(first.figures)
 
     def _counterfactual_loss(self, z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
         """Return the weighted faithfulness of one half and distillation of the other."""
         classifier = self.state.classifier
-        p = self.labels[self.batch]
+        p = self.labels[self.own_batch]
         z_hat = self._counterfactual_latents(z, p, self._other_class(p))
-        half = len(p) // 2
+        half = self.half
         with torch.no_grad():
             made = to_uint8(classifier.decode(z_hat[half:]))
             read, answer = self._answered(made)
@@ -119,19 +125,22 @@ class FineTuningStep(OptimisationStep):
             read = torch.cat([read, stored])
         z_stored, _ = classifier.encode_with_log_det(read)
         obtained = equations.log_posterior(z_stored, classifier.mu, classifier.tau)
-        distillation = -(answer * obtained[: len(answer)]).sum(1).mean()
+        # Means over either half of the batch; other processes add the rest.
+        whole = self.batch_size // 2
+        distillation = -(answer * obtained[: len(answer)]).sum() / (self.batch_size - whole)
         loss = self.settings.distillation_weight * distillation
         if self.settings.faithfulness:
             faithfulness = F.kl_div(
-                obtained[len(answer) :], requested, reduction="batchmean", log_target=True
+                obtained[len(answer) :], requested, reduction="sum", log_target=True
             )
-            loss = loss + self.settings.faithfulness * faithfulness
+            loss = loss + self.settings.faithfulness * faithfulness / whole
         return loss
 
     def _other_class(self, p: Labels) -> Labels:
         classes = len(self.state.classifier.mu)
-        offset = torch.randint(1, classes, p.shape, generator=self.generator, device=self.device)
-        return (p + offset) % classes
+        shape = (self.batch_size,)
+        offset = torch.randint(1, classes, shape, generator=self.generator, device=self.device)
+        return (p + self._own(offset)) % classes
 
     @torch.no_grad()
     def _counterfactual_latents(
@@ -141,12 +150,12 @@ class FineTuningStep(OptimisationStep):
         mu, tau = self.state.classifier.mu, self.state.classifier.tau
         delta = equations.latent_direction(mu, p, q)
         alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q]).clamp(0.1, 1.0)
-        confidence = torch.rand(p.shape, generator=self.generator, device=self.device)
-        confidence = confidence * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
+        draws = torch.rand((self.batch_size,), generator=self.generator, device=self.device)
+        confidence = self._own(draws) * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
         # Considering p and q only, the log-odds grow by τ‖Δ‖² along α.
         slope = tau * delta.square().sum(1)
         confident = (alpha_0 + torch.logit(confidence) / slope).clamp(0.0, 1.2)
-        convincing = torch.arange(len(p), device=self.device) % 2 == 0
+        convincing = self.rows % 2 == 0
         alpha = torch.where(convincing, equations.convincing_alpha(alpha_0), confident)
         return equations.corrected_latent(z, alpha, delta)
 

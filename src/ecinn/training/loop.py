@@ -1,48 +1,38 @@
 """Train a model: a loop that can be interrupted and resumed to the same weights."""
 
-import hashlib
-import math
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
-from ecinn.classifier.recipes import Recipe, find_recipe
-from ecinn.classifier.tensor_files import write_tensors
+from ecinn.classifier.recipes import (
+    Recipe,
+    find_recipe,
+    require_fitting,
+    require_learnable,
+)
 from ecinn.data.celeba import relabelled
 from ecinn.data.dataset import Dataset
-from ecinn.errors import EcinnError, InputError, InterruptedRunError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import output_folder
-from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import to_pixels
-from ecinn.progress import Observer, Progress, ignore
+from ecinn.progress import Observer, ignore
 from ecinn.training.calibration import calibrate
+from ecinn.training.epochs import Epochs
 from ecinn.training.evaluation import with_metrics
 from ecinn.training.finetuning import FineTuningStep, second_stage
-from ecinn.training.networks import REPORT_EVERY, seeded, timing_record
-from ecinn.training.state import Answers, TrainingState, as_json
+from ecinn.training.networks import seeded, timing_record
+from ecinn.training.ranks import Ranks, joined, require_divisible
+from ecinn.training.state import STATE_FILES, Answers, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
-from ecinn.training.teacher import load_teacher, targets_hash, train_teacher
+from ecinn.training.teacher import load_teacher, own_teacher, prepare_teacher
 
-STATE_FILES = ("state.safetensors", "finetuning.safetensors")
-"""The resumable states of the two stages."""
 FIRST_STAGE_FILE = "first-stage.safetensors"
 """The model that the second stage starts from."""
-TEACHER_FILE = "teacher.safetensors"
-"""The teacher that was trained because none was given."""
 UNROUNDED_FILE = "unrounded.safetensors"
 """The final model before its weights were rounded to 8 bits."""
-FIGURES = ("loss", "bits_per_dim", "error")
-LARGEST_LOSS = 1e3
-"""Training does not recover from a loss above this."""
-MOST_RESTARTS = 2
-"""Restarts from the last good state, each with half the learning rate, before training fails."""
 
 
 def train(
@@ -63,7 +53,8 @@ def train(
 ) -> Checkpoint:
     """Train a model and write it to the folder, with its metrics if test images are given.
 
-    Ctrl-C keeps the last finished epoch; `resume=True` continues from there.
+    Ctrl-C keeps the last finished epoch; `resume=True` continues from there. In processes that
+    torchrun started, each takes its rows of every batch, and the first one writes the files.
 
     Args:
         recipe: a recipe or its name.
@@ -80,11 +71,11 @@ def train(
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    folder, device = Path(folder), resolve_device(device)
+    folder = Path(folder)
     for images in (data, held_out, test):
         if images is not None:
-            _require_fitting(images, recipe)
-    _require_learnable(data, recipe)
+            require_fitting(images, recipe)
+    require_learnable(data, recipe)
     if teacher is not None and not recipe.needs_teacher:
         raise InputError(f"{recipe.name} needs no teacher: leave it out")
     if refine_from is not None and resume:
@@ -118,32 +109,38 @@ def train(
         raise InputError(
             f"cannot start from this model: its architecture differs from {recipe.name!r}"
         )
-    if isinstance(teacher, str | Path):
-        teacher = load_teacher(Path(teacher), device).ensemble
-    try:
-        if teacher is None and recipe.needs_teacher:
-            teacher = _own_teacher(data, held_out, folder, device, observe)
-        teacher, origin = _prepare_teacher(teacher, recipe, data, device)
-        if prerequisite is not None:
-            started = _prerequisite(
-                prerequisite, data, held_out, folder, device, teacher, origin, observe
-            )
-        run = _Run(
-            data, held_out, folder, device, resume, observe, save_every, teacher, origin, answers
-        )
-        models = run.train(recipe, started, refined)
-        if test is not None:
-            models[0] = with_metrics(models[0], test, device, observe)
-    except KeyboardInterrupt:
-        resumable = any((folder / name).exists() for name in (*STATE_FILES, FIRST_STAGE_FILE))
-        raise InterruptedRunError(
-            f"interrupted; continue with {how} (resume=True in Python)"
-            if resumable
-            else "interrupted before the first epoch was finished; start again"
-        ) from None
-    for model, name in zip(models, (MODEL_FILE, UNROUNDED_FILE), strict=False):
-        save_checkpoint(model, folder / name)
-    return models[0]
+    with joined(device) as ranks:
+        if answers is not None and ranks.size > 1:
+            raise InputError("distil a classifier in one process: start it without torchrun")
+        require_divisible(recipe, len(data), ranks)
+        observe = observe if ranks.leads else ignore
+        if isinstance(teacher, str | Path):
+            teacher = load_teacher(Path(teacher), ranks.device).ensemble
+        try:
+            if teacher is None and recipe.needs_teacher:
+                with ranks.first_alone():
+                    teacher = own_teacher(data, held_out, folder, ranks.device, observe)
+            teacher, origin = prepare_teacher(teacher, recipe, data, ranks.device)
+            if prerequisite is not None:
+                started = _prerequisite(
+                    prerequisite, data, held_out, folder, ranks.device, teacher, origin, observe
+                )
+            run = _Run(data, held_out, folder, ranks, resume, observe, save_every, teacher, origin)
+            models = replace(run, answers=answers).train(recipe, started, refined)
+            if test is not None and ranks.leads:
+                models[0] = with_metrics(models[0], test, ranks.device, observe)
+        except KeyboardInterrupt:
+            resumable = any((folder / name).exists() for name in (*STATE_FILES, FIRST_STAGE_FILE))
+            raise InterruptedRunError(
+                f"interrupted; continue with {how} (resume=True in Python)"
+                if resumable
+                else "interrupted before the first epoch was finished; start again"
+            ) from None
+        if ranks.leads:
+            for model, name in zip(models, (MODEL_FILE, UNROUNDED_FILE), strict=False):
+                save_checkpoint(model, folder / name)
+        ranks.wait()
+        return models[0] if ranks.leads else load_checkpoint(folder)
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class _Run:
     data: Dataset
     held_out: Dataset | None
     folder: Path
-    device: torch.device
+    ranks: Ranks
     resume: bool
     observe: Observer
     save_every: float
@@ -162,12 +159,20 @@ class _Run:
     """Identifies the teacher, if there is one."""
     answers: Answers | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.ranks.device
+
     def train(
         self, recipe: Recipe, init_from: Checkpoint | None, refine_from: Checkpoint | None
     ) -> list[Checkpoint]:
-        """Run the stages; return the model and, if it is stored in 8 bits, the unrounded model."""
+        """Run the stages; return the model and, if it is stored in 8 bits, the unrounded model.
+
+        Only the first process returns models.
+        """
         first = self.folder / FIRST_STAGE_FILE
-        if not self.resume:
+        if not self.resume and self.ranks.leads:
             first.unlink(missing_ok=True)  # left by an interrupted run of something else
         attributes = 0
         if recipe.attribute_weight and self.data.attributes is not None:
@@ -179,13 +184,17 @@ class _Run:
                     state.init_from(init_from.classifier, self.data)
                 state.origin["init_from"] = init_from.recipe.name
             models = self._stage(recipe, state, OptimisationStep, STATE_FILES[0])
-            plain = replace(models[0].recipe, finetuning=None)
-            refine_from = replace(models[0], recipe=plain)
+            if models:
+                plain = replace(models[0].recipe, finetuning=None)
+                refine_from = replace(models[0], recipe=plain)
         else:
             models = [refine_from]
         if recipe.finetuning is None:
             return models
-        save_checkpoint(refine_from, first)
+        if self.ranks.leads and refine_from is not None:
+            save_checkpoint(refine_from, first)
+        self.ranks.wait()
+        refine_from = refine_from or load_checkpoint(first)
         stage = second_stage(recipe)
         tuned = TrainingState.start(stage, self.device, attributes)
         for network in (tuned.classifier, tuned.average):
@@ -219,15 +228,27 @@ class _Run:
                 state.restore(state_file, stage)
             state.teacher = self.teacher
             state.answers = None if self.answers is None else self.answers.train.to(self.device)
-            step = step_class(stage, self.data, state, self.device)
-            self._run_epochs(stage, state, step, state_file)
+            self.ranks.require_same(
+                (self.folder.absolute(), state.epoch),
+                "the processes of a run need one folder: choose one that all of them can read",
+            )
+            self.ranks.copy_from_first(state.tensors().values())
+            step = step_class(stage, self.data, state, self.device, self.ranks)
+            epochs = Epochs(
+                stage, step, len(self.data), state_file, self.ranks, self.observe, self.save_every
+            )
+            epochs.run(state)
         seen = state.epoch * (len(self.data) // step.batch_size) * step.batch_size
-        del step  # calibration needs its memory
+        del step, epochs  # calibration needs their memory
+        if not self.ranks.leads:
+            return []
         record = {
             **state.origin,
             **timing_record(len(self.data), seen, state.seconds, self.device),
             "curve": state.curve,
         }
+        if self.ranks.size > 1:
+            record["processes"] = self.ranks.size
         if state.restarts:
             record["restarts"] = state.restarts
         weights = state.average.state_dict()
@@ -240,171 +261,10 @@ class _Run:
                 self.device,
                 record,
                 self.held_out,
-                self.folder,
                 answers=None if self.answers is None else self.answers.held_out,
             )
             for bits in all_bits
         ]
-
-    def _run_epochs(
-        self, recipe: Recipe, state: TrainingState, step: OptimisationStep, state_file: Path
-    ) -> None:
-        """Train the remaining epochs; after a divergence, go back and halve the learning rate."""
-        saved = time.monotonic()
-        began = saved - state.seconds
-        # A state is good once the first loss that follows from it has been read.
-        good = latest = state.snapshot(recipe)
-        unsaved = False
-        try:
-            while state.epoch < recipe.epochs:
-                try:
-                    for progress in _run_epoch(recipe, state, step, len(self.data)):
-                        good = latest
-                        self.observe(progress)
-                except _DivergedError as error:
-                    self._restart(recipe, state, step, state_file, good, error.loss)
-                    good = latest = state.snapshot(recipe)
-                    unsaved = state.epoch > 0
-                    continue
-                now = time.monotonic()
-                state.seconds = now - began
-                state.curve[-1]["seconds"] = state.seconds
-                latest, unsaved = state.snapshot(recipe), True
-                if now - saved >= self.save_every or state.epoch == recipe.epochs:
-                    write_tensors(state_file, *latest)
-                    unsaved, saved = False, now
-        except KeyboardInterrupt:
-            if unsaved:
-                write_tensors(state_file, *latest)
-            raise
-
-    def _restart(
-        self,
-        recipe: Recipe,
-        state: TrainingState,
-        step: OptimisationStep,
-        state_file: Path,
-        good: tuple[dict[str, Tensor], dict[str, Any]],
-        loss: float,
-    ) -> None:
-        """Return to the last good state with half the learning rate, or raise an `EcinnError`."""
-        tensors, about = good
-        failed = state.epoch + 1
-        state.overwrite(tensors)
-        state.epoch, state.curve = about["epoch"], list(about["curve"])
-        stored = state_file.exists()
-        if len(state.restarts) >= MOST_RESTARTS:
-            kept = f"the last good state is {state_file}" if stored else "nothing was saved"
-            raise EcinnError(
-                f"training diverged: the loss became {loss:.3g} in spite of {MOST_RESTARTS} "
-                f"restarts with half the learning rate; {kept}. "
-                "Lower the learning rate or the clamp, or raise the weight decay"
-            )
-        rate = recipe.learning_rate / 2 ** (len(state.restarts) + 1)
-        state.restarts.append({"epoch": failed, "learning_rate": rate})
-        if stored:  # its state may be the one that led to this
-            write_tensors(state_file, *state.snapshot(recipe))
-        figures = {"epoch": failed, "learning_rate": rate}
-        task = f"{step.stage} diverged and continues with half the learning rate"
-        self.observe(Progress(task, 1, 1, figures))
-
-
-class _DivergedError(Exception):
-    """The mean loss since the last report is not a number, or too large to recover from."""
-
-    def __init__(self, loss: float) -> None:
-        self.loss = loss
-
-
-def _run_epoch(
-    recipe: Recipe, state: TrainingState, step: OptimisationStep, images: int
-) -> Iterator[Progress]:
-    """Train one epoch and yield what to report; its randomness depends on (seed, epoch) only.
-
-    So an epoch that was interrupted and is started again is the same.
-    """
-    batch, epoch = step.batch_size, state.epoch
-    per_epoch = images // batch
-    steps = per_epoch * recipe.epochs
-    order = step.begin_epoch(epoch)
-    began = time.monotonic()
-    sums, reported = torch.zeros(3), 0
-    for index in range(per_epoch):
-        number = epoch * per_epoch + index
-        step(order[index * batch : (index + 1) * batch], number / steps, number)
-        # The loss of the first step tells whether the state before it was good.
-        if 0 < index < per_epoch - 1 and (index + 1) % REPORT_EVERY:
-            continue
-        figures = step.read_figures()
-        sums += figures
-        means = (figures / (index + 1 - reported)).tolist()
-        reported = index + 1
-        if not -math.inf < means[0] < LARGEST_LOSS:
-            raise _DivergedError(means[0])
-        report = {"epoch": float(epoch + 1), "epochs": float(recipe.epochs)}
-        report |= dict(zip(FIGURES, means, strict=True))
-        report["images_per_second"] = (index + 1) * batch / (time.monotonic() - began)
-        yield Progress(step.stage, number + 1, steps, report)
-    state.epoch = epoch + 1
-    point = dict(zip(FIGURES, (sums / per_epoch).tolist(), strict=True))
-    state.curve.append({"epoch": epoch + 1, **point})
-
-
-def _require_fitting(data: Dataset, recipe: Recipe) -> None:
-    """Raise an `InputError` unless the recipe's network can learn these images and labels."""
-    a = recipe.architecture
-    if data.images.dtype != torch.uint8:
-        raise InputError(f"images must be 8-bit (torch.uint8, 0 to 255), not {data.images.dtype}")
-    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
-    if shape != expected or not len(data):
-        raise InputError(f"{recipe.name} needs images of {expected}, not {len(data)} of {shape}")
-    if len(data.class_names) != a.classes:
-        raise InputError(
-            f"{recipe.name} has {a.classes} classes, but the dataset names {len(data.class_names)}"
-        )
-    low, high = int(data.labels.min()), int(data.labels.max())
-    if low < 0 or high >= a.classes:
-        raise InputError(
-            f"{recipe.name} has classes 0 to {a.classes - 1}, but labels go from {low} to {high}"
-        )
-
-
-def _require_learnable(data: Dataset, recipe: Recipe) -> None:
-    """Raise an `InputError` if training would fail on these images, or ignore what they lack."""
-    missing = (data.labels.bincount(minlength=recipe.architecture.classes) == 0).nonzero()
-    if len(missing):
-        classes = ", ".join(str(int(label)) for label in missing)
-        raise InputError(f"no training image has class {classes}: use more images")
-    if data.attributes is None and (recipe.attribute_weight or recipe.distillation_weight):
-        raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
-    if data.attributes is not None and data.attribute is None and recipe.needs_teacher:
-        raise InputError(
-            f"{recipe.name} asks a teacher of attributes: say which one is the label "
-            "(Dataset.attribute)"
-        )
-    if recipe.finetuning and min(recipe.finetuning.batch_size, len(data)) < 2:
-        raise InputError("fine-tuning halves its batches: it needs at least 2 images in each")
-
-
-def _own_teacher(
-    data: Dataset,
-    held_out: Dataset | None,
-    folder: Path,
-    device: torch.device,
-    observe: Observer,
-) -> nn.Module:
-    """Return the teacher of this run, trained unless an earlier start did so."""
-    path = folder / TEACHER_FILE
-    if path.exists():
-        teacher = load_teacher(path, device)
-        if teacher.record.get("targets") != targets_hash(data):
-            raise InputError(f"{path} was trained on other images: choose another folder")
-        return teacher.ensemble
-    if any((folder / name).exists() for name in STATE_FILES):
-        raise InputError(f"the run in {folder} was given a teacher: give the same to resume")
-    teacher = train_teacher(data, held_out, device=device, observe=observe)
-    teacher.save(path)
-    return teacher.ensemble
 
 
 def _prerequisite(
@@ -440,24 +300,3 @@ def _prerequisite(
         teacher=teacher if recipe.needs_teacher else None,
         observe=observe,
     )
-
-
-def _prepare_teacher(
-    teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
-) -> tuple[nn.Module | None, dict[str, str]]:
-    """Return the teacher on its device, tested on one image, and a hash that identifies it."""
-    if teacher is None:
-        return None, {}
-    outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
-    teacher = teacher.to(device).eval()
-    with torch.no_grad():
-        logits = teacher(to_pixels(data.images[:1].to(device)))
-    if logits.shape != (1, outputs):
-        raise InputError(
-            f"the teacher predicts {logits.shape[-1]} classes or attributes and the dataset has "
-            f"{outputs}: train a teacher on this dataset"
-        )
-    digest = hashlib.sha256()
-    for value in teacher.state_dict().values():
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return teacher, {"teacher": digest.hexdigest()[:16]}

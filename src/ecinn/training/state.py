@@ -18,6 +18,8 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import to_pixels
 
+STATE_FILES = ("state.safetensors", "finetuning.safetensors")
+"""The resumable states of the two stages."""
 NETWORKS = ("classifier", "average", "attribute_head")
 OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
 """Every optimiser and the network that it updates."""

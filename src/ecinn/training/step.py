@@ -17,6 +17,7 @@ from ecinn.data.augmentation import augment
 from ecinn.data.dataset import Dataset
 from ecinn.flow.bijections import Chain, Convolution, Coupling
 from ecinn.pixels import Images, Labels, StoredImages, dequantise
+from ecinn.training.ranks import Ranks, share_dropout
 from ecinn.training.state import TrainingState
 
 MEANS_WEIGHT = 0.02
@@ -29,17 +30,34 @@ RESIDENT_SHARE = 0.25
 
 
 class OptimisationStep:
-    """One step on one batch; on a GPU it is captured once as a CUDA graph and replayed."""
+    """One step on one batch; on a GPU it is captured once as a CUDA graph and replayed.
+
+    Of several processes, each takes its rows of the batch, as many of either half. All of them
+    draw the random numbers of the whole batch, and add up gradients and sums of latents.
+    """
 
     stage = "training"
     inverts = False
     """A step also decodes: the inverse is compiled, and there is no dropout."""
 
     def __init__(
-        self, recipe: Recipe, data: Dataset, state: TrainingState, device: torch.device
+        self,
+        recipe: Recipe,
+        data: Dataset,
+        state: TrainingState,
+        device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
         self.recipe, self.state, self.device = recipe, state, device
         self.batch_size = min(recipe.batch_size, len(data))
+        self.ranks = ranks or Ranks(device=device)
+        half = self.batch_size // 2
+        halves = [self.ranks.rows(0, half), self.ranks.rows(half, self.batch_size)]
+        self.rows, self.half = torch.cat(halves), len(halves[0])
+        """The rows of this process, and how many of them are in the first half of the batch."""
+        self.share = len(self.rows) / self.batch_size
+        if self.ranks.size > 1 and not self.inverts:
+            share_dropout(state.classifier, self.batch_size, self.rows)
         self.images, self.labels = resident(data.images, device), data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
         self.attribute = data.attribute
@@ -106,21 +124,32 @@ class OptimisationStep:
 
     def read_figures(self) -> Float[Tensor, " figures"]:
         """Return the sums of loss, bits/dim and error since the last call."""
-        figures = self.figures.to("cpu", copy=True)
+        figures = self.figures.clone()
+        self.ranks.sum_(figures)
         self.figures.zero_()
-        return figures
+        return figures.cpu()
+
+    def _own(self, whole: Tensor) -> Tensor:
+        """Return the rows of this process."""
+        return whole if self.ranks.size == 1 else whole[self.rows]
+
+    @property
+    def own_batch(self) -> Int[Tensor, " rows"]:
+        """The indices of the images that this process takes."""
+        return self._own(self.batch)
 
     def _step(self) -> None:
         first = self._batch_loss()
-        self._descend(first.loss)
+        self._descend(self.share * first.loss)
         self._update_means(first.z)
         self._update_average(first.figures)
 
     def _batch_loss(self) -> "BatchLoss":
         images = augment(self.batch_images, self.recipe.augmentation, self.generator)
-        x = dequantise(images, self.generator, self.recipe.noise)
+        x = self._own(dequantise(images, self.generator, self.recipe.noise))
         attributes, targets = self._targets(x)
-        first = batch_loss(self.state.classifier, x, self.labels[self.batch], self.recipe, targets)
+        labels = self.labels[self.own_batch]
+        first = batch_loss(self.state.classifier, x, labels, self.recipe, targets)
         head = self.state.attribute_head
         if head is None or attributes is None:
             return first
@@ -133,10 +162,10 @@ class OptimisationStep:
     ) -> tuple[Float[Tensor, "batch attributes"] | None, Float[Tensor, "batch classes"] | None]:
         """Return the targets of all attributes and of the class, mixed with the teacher's."""
         if self.state.answers is not None:
-            return None, self.state.answers[self.batch]
+            return None, self.state.answers[self.own_batch]
         if self.attributes is None:
             return None, None
-        labels = self.attributes[self.batch].to(x.dtype)
+        labels = self.attributes[self.own_batch].to(x.dtype)
         if not self.recipe.distillation_weight or self.attribute is None:
             return labels, None
         assert self.state.teacher is not None
@@ -155,9 +184,13 @@ class OptimisationStep:
         return torch.stack([1 - positive, positive], 1)
 
     def _descend(self, loss: Float[Tensor, ""]) -> None:
+        """Take a step on the sum of the losses of all processes."""
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        networks = self.state.networks.values()
+        weights = [weight for network in networks for weight in network.parameters()]
+        self.ranks.sum_(*(weight.grad for weight in weights if weight.grad is not None))
         nn.utils.clip_grad_norm_(self.state.classifier.parameters(), self.recipe.gradient_clip)
         for optimiser in self.optimisers:
             optimiser.step()
@@ -168,9 +201,10 @@ class OptimisationStep:
         if not self.recipe.tied:
             return
         mu = self.state.classifier.mu
-        member = F.one_hot(self.labels[self.batch], len(mu)).to(z.dtype)
-        count = member.sum(0)[:, None]
-        batch_means = member.T @ z / count.clamp(min=1)
+        member = F.one_hot(self.labels[self.own_batch], len(mu)).to(z.dtype)
+        total, count = member.T @ z, member.sum(0)[:, None]
+        self.ranks.sum_(total, count)
+        batch_means = total / count.clamp(min=1)
         mu.add_(MEANS_WEIGHT * (count > 0) * (batch_means - mu))
 
     @torch.no_grad()
@@ -181,10 +215,13 @@ class OptimisationStep:
         torch._foreach_add_(self.averages, torch._foreach_mul(self.parameters, self.ema_weight))
         buffers = list(self.state.classifier.buffers())
         torch._foreach_copy_(list(self.state.average.buffers()), buffers)
-        self.figures += figures
+        self.figures += self.share * figures
 
     def _capture(self) -> None:
-        """Warm up on a side stream, record one step, and restore the state."""
+        """Warm up on a side stream, record one step, and restore the state.
+
+        Steps of several processes are not recorded, because they wait for each other.
+        """
         before = {name: value.clone() for name, value in self.state.tensors().items()}
         self.ema_weight.fill_(1.0)
         side = torch.cuda.Stream(self.device)
@@ -194,10 +231,11 @@ class OptimisationStep:
             for _ in range(3):
                 self._step()
         torch.cuda.current_stream(self.device).wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.generator)
-        with torch.cuda.graph(self.graph):
-            self._step()
+        if self.ranks.size == 1:
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(self.generator)
+            with torch.cuda.graph(self.graph):
+                self._step()
         self.state.overwrite(before)
         self.figures.zero_()
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from ecinn.classifier.recipes import Recipe
 from ecinn.classifier.tensor_files import load_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
@@ -28,8 +29,11 @@ from ecinn.training.networks import (
     stored_weights,
     training_record,
 )
+from ecinn.training.state import STATE_FILES
 
 KIND = "teacher"
+TEACHER_FILE = "teacher.safetensors"
+"""The teacher that a run trained because none was given."""
 WIDTH = 64
 SMALLEST_SIDE = 16
 """Smallest image side in pixels: three of the four stages halve it."""
@@ -296,3 +300,45 @@ def teacher_errors(
         single += wrong(ensemble.member_logits(x), target).mean(0).sum(0)
         together += wrong(ensemble(x), target).sum(0)
     return {"single": (single / len(data)).tolist(), "ensemble": (together / len(data)).tolist()}
+
+
+def own_teacher(
+    data: Dataset,
+    held_out: Dataset | None,
+    folder: Path,
+    device: torch.device,
+    observe: Observer,
+) -> nn.Module:
+    """Return the teacher of this run, trained unless an earlier start did so."""
+    path = folder / TEACHER_FILE
+    if path.exists():
+        teacher = load_teacher(path, device)
+        if teacher.record.get("targets") != targets_hash(data):
+            raise InputError(f"{path} was trained on other images: choose another folder")
+        return teacher.ensemble
+    if any((folder / name).exists() for name in STATE_FILES):
+        raise InputError(f"the run in {folder} was given a teacher: give the same to resume")
+    teacher = train_teacher(data, held_out, device=device, observe=observe)
+    teacher.save(path)
+    return teacher.ensemble
+
+
+def prepare_teacher(
+    teacher: nn.Module | None, recipe: Recipe, data: Dataset, device: torch.device
+) -> tuple[nn.Module | None, dict[str, str]]:
+    """Return the teacher on its device, tested on one image, and a hash that identifies it."""
+    if teacher is None:
+        return None, {}
+    outputs = recipe.architecture.classes if data.attributes is None else data.attributes.shape[1]
+    teacher = teacher.to(device).eval()
+    with torch.no_grad():
+        logits = teacher(to_pixels(data.images[:1].to(device)))
+    if logits.shape != (1, outputs):
+        raise InputError(
+            f"the teacher predicts {logits.shape[-1]} classes or attributes and the dataset has "
+            f"{outputs}: train a teacher on this dataset"
+        )
+    digest = hashlib.sha256()
+    for value in teacher.state_dict().values():
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return teacher, {"teacher": digest.hexdigest()[:16]}
