@@ -27,6 +27,7 @@ PANELS = {
         "evaluate",
         "audit",
         "serve",
+        "site",
         "export",
     ),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ecinn.classifier.checkpoint import model_name
 from ecinn.classifier.recipes import Recipe
@@ -39,6 +39,22 @@ class ServedModel:
     model: Model
     samples: Dataset | None
     """Test images; None if they are not available."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page has to know."""
+        channels, height, width = self.model.image_shape
+        return {
+            "name": self.name,
+            "title": self.title,
+            "kind": self.kind,
+            "classes": list(self.model.class_names),
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "samples": 0 if self.samples is None else len(self.samples),
+            "default_confidence": self.model.default_confidence,
+            "classifier": self.model.reader and self.model.reader.name,
+        }
 
 
 Catalogue = Mapping[str, ServedModel]

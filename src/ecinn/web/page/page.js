@@ -9,6 +9,7 @@ import * as panels from "./panels.js";
 import { png, readPicture, wholePng } from "./photo.js";
 import { Plot } from "./plot.js";
 import { decode, decodePath, paint, paintOverlay, paintPixels, wipe } from "./prints.js";
+import { inBrowser } from "./service.js";
 import { Slider, stopsOf } from "./slider.js";
 import { rows } from "./strokes.js";
 import { at, attempt, notice, say } from "./messages.js";
@@ -27,7 +28,7 @@ import {
   winner,
 } from "./words.js";
 
-/** Frames of a path; faces take the network thirty times as long. */
+/** Frames of a path; faces take the network thirty times as long, browsers three times. */
 const FRAMES = { digits: 41, dots: 41 };
 const FRAMES_OF_OTHERS = 21;
 /** The picture of a first visit: a three that becomes an eight. */
@@ -211,8 +212,8 @@ async function ask(target, signal) {
   const targets = target === null ? null : [target];
   const { model } = state;
   const options = { targets, ...confidenceOptions() };
-  if (!easel.drawable) await preview(await api.explain(model, image(), options, signal), signal);
-  const path = FRAMES[model.kind] ?? FRAMES_OF_OTHERS;
+  if (inBrowser || !easel.drawable) await preview(await api.explain(model, image(), options, signal), signal);
+  const path = (!inBrowser && FRAMES[model.kind]) || FRAMES_OF_OTHERS;
   const whole = await api.explain(model, image(), { ...options, path }, signal);
   const [answer] = whole.targets;
   const explanation = { whole, answer, frames: await decodePath(answer.path) };

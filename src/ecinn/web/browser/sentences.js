@@ -1,0 +1,38 @@
+/** What the service says in words; tests compare both. */
+
+/** A probability, without rounding up to 100 % or down to 0 %. */
+function percent(share) {
+  if (share > 0.9995) return "> 99.9 %";
+  return share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
+}
+
+function article(name) {
+  return /^8|^1[18]$/.test(name) ? `an ${name}` : `a ${name}`;
+}
+
+export function requestWords(confidence, byDefault) {
+  if (confidence === "alpha_1") return "α₁ (the paper's)";
+  return `${Number((100 * confidence).toPrecision(6))} % requested${byDefault ? " (this model's default)" : ""}`;
+}
+
+/** Warns of an out-of-distribution image. */
+export function cautionOf({ out_of_distribution: { reasons } }, flagged) {
+  if (!flagged.length) return null;
+  const words = flagged.map((reason) => reasons[reason]).join(" and ");
+  return `This image does not look like a training image: it is ${words}.`;
+}
+
+/** Describes one counterfactual, the most important first. */
+export function sentencesOf({ classes }, found, caution) {
+  const { p, q, confidence, reachable, asRequested, third, end, request } = found;
+  const name = classes.map(article);
+  const winner = end.stored.indexOf(Math.max(...end.stored));
+  const lines = [`The stored image is classified as ${name[winner]} (${percent(end.stored[winner])}).`];
+  if (winner !== q) lines.push(`The target, ${name[q]}, was not reached.`);
+  if (!reachable) lines.push(`The highest reachable confidence is ${percent(end.posterior[q])}.`);
+  else if (confidence !== null && !asRequested) lines.push(`It misses the request: ${request}.`);
+  const tie = `At the tipping point, ${name[p]} and ${name[q]} are equally likely`;
+  lines.push(third === null ? `${tie}.` : `${tie}, but ${name[third]} is more likely.`);
+  if (caution) lines.push(`Caution: ${caution[0].toLowerCase()}${caution.slice(1)}`);
+  return lines;
+}
