@@ -56,19 +56,21 @@ async function readingOf(network, image, wanted) {
   };
 }
 
-export async function predict(network, { images: [given] }, wanted) {
-  const image = await read(network, given);
-  const { answer } = await readingOf(network, image, wanted);
-  return { model: network.about.name, images: [answer] };
+/** What was computed for the latest image: the page asks for a prediction, an end and a path. */
+let known = { key: null };
+
+async function remember(network, image, wanted) {
+  const key = `${network.about.name} ${image.join()}`;
+  if (known.key !== key) {
+    const reading = await readingOf(network, image, wanted);
+    known = { key, reading, ends: new Map() };
+  }
+  return known;
 }
 
-/** What was computed for the latest image, as the page asks for a path after its end. */
-const known = { key: null, reading: null, ends: new Map() };
-
-function remember(network, image) {
-  const key = `${network.about.name} ${image.join()}`;
-  if (known.key !== key) Object.assign(known, { key, reading: null, ends: new Map() });
-  return known;
+export async function predict(network, { images: [given] }, wanted) {
+  const { reading } = await remember(network, await read(network, given), wanted);
+  return { model: network.about.name, images: [reading.answer] };
 }
 
 function targetsOf({ targets }, { about }, { p, logits }) {
@@ -150,9 +152,7 @@ async function pathOf(network, { line, tipping, end }, count, heatmapUrl, wanted
 export async function explain(network, body, wanted) {
   const { about } = network;
   const image = await read(network, body.images[0]);
-  const memory = remember(network, image);
-  memory.reading ??= await readingOf(network, image, wanted);
-  const { reading, ends: before } = memory;
+  const { reading, ends: before } = await remember(network, image, wanted);
   const asked = body.confidence ?? about.default_confidence;
   const request = requestWords(asked, (body.confidence ?? null) === null);
   const confidence = asked === ALPHA_1 ? null : asked;

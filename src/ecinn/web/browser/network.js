@@ -4,7 +4,7 @@ import * as ort from "./ort/ort.wasm.min.js";
 import { Classes } from "./method.js";
 
 /** Images that go through the network at once: more are hardly faster, and others wait. */
-const PART = 12;
+const PART = 8;
 const MODELS = new URL("../models/", import.meta.url);
 
 export async function load(address, as) {
@@ -16,18 +16,10 @@ export async function load(address, as) {
 export const listModels = () => load(new URL("models.json", MODELS), "json");
 export const folderOf = ({ name }) => new URL(`${name}/`, MODELS);
 
-let runtime;
-
-/** Starts WebAssembly once; with one thread it needs no special headers. */
-function start() {
-  const folder = new URL("ort/", import.meta.url);
-  runtime ??= load(new URL("ort-wasm-simd-threaded.wasm", folder), "arrayBuffer").then((binary) => {
-    const mjs = new URL("ort-wasm-simd-threaded.js", folder).href;
-    Object.assign(ort.env.wasm, { numThreads: 1, wasmBinary: binary, wasmPaths: { mjs } });
-    ort.env.logLevel = "error";
-  });
-  return runtime;
-}
+/* With one thread WebAssembly needs no special headers. */
+const [mjs, wasm] = ["js", "wasm"].map((kind) => new URL(`ort/ort-wasm-simd-threaded.${kind}`, import.meta.url).href);
+Object.assign(ort.env.wasm, { numThreads: 1, wasmPaths: { mjs, wasm } });
+ort.env.logLevel = "error";
 
 /** Lets messages in: those of aborted requests, and the next question. */
 function pause() {
@@ -64,12 +56,16 @@ export class Network {
   /** @param {object} about an entry of models.json */
   static async load(about) {
     const folder = folderOf(about);
-    const [model] = await Promise.all([load(new URL("model.json", folder), "json"), start()]);
+    const files = ["encode.onnx", "decode.onnx"].map((file) => load(new URL(file, folder), "arrayBuffer"));
     const open = async (file) => {
-      const bytes = await load(new URL(file, folder), "arrayBuffer");
+      const bytes = await file;
       return inTurn(() => ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] }));
     };
-    const [encoder, decoder] = await Promise.all(["encode.onnx", "decode.onnx"].map(open));
+    const model = await load(new URL("model.json", folder), "json");
+    const encoder = await open(files[0]);
+    // Predictions need not wait for it.
+    const decoder = open(files[1]);
+    decoder.catch(() => {});
     return new Network({ ...model, ...about }, encoder, decoder);
   }
 
@@ -80,9 +76,11 @@ export class Network {
     this.classes = new Classes(means(about.mu), means(about.mu_bar), about.tau);
   }
 
-  /** Calls the network in parts, each of which `wanted` may refuse by throwing. */
+  /** Calls the network in parts, each of which `wanted` may refuse by throwing.
+   * @param {Promise<ort.InferenceSession> | ort.InferenceSession} session */
   async inParts(session, name, shape, inputs, wanted) {
     const rows = [];
+    const opened = await session;
     for (let first = 0; first < inputs.length; first += PART) {
       const part = inputs.slice(first, first + PART);
       const values = new Float32Array(part.length * this.size);
@@ -90,7 +88,7 @@ export class Network {
       const feeds = { [name]: new ort.Tensor("float32", values, [part.length, ...shape]) };
       const outputs = await inTurn(() => {
         wanted();
-        return session.run(feeds);
+        return opened.run(feeds);
       });
       const columns = Object.entries(outputs).map(([key, { data, dims }]) => [key, rowsOf(data, data.length / dims[0])]);
       for (let row = 0; row < part.length; row += 1) {
