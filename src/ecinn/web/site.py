@@ -71,7 +71,9 @@ def build_site(
     output_folder(folder)
     _check_folder(folder)
     if url is not None and not re.fullmatch(r"https?://[^\s\"'<>]+", url):
-        raise InputError(f"--url is the address of the site, such as https://example.org/, not {url}")
+        raise InputError(
+            f"--url is the address of the site, such as https://example.org/, not {url}"
+        )
     runtime = _runtime(ort)
     catalogue = _catalogue(models)
     files = _page(None if url is None else url.rstrip("/") + "/")
@@ -156,7 +158,9 @@ def _fetched() -> dict[str, bytes]:
                 f"npm could not fetch {RUNTIME} {RUNTIME_VERSION}: check the network, {_FETCH}"
             )
         with tarfile.open(packed[0]) as archive:
-            contents = {name: archive.extractfile(f"package/dist/{name}") for name in RUNTIME_FILES}
+            contents = {
+                name: archive.extractfile(f"package/dist/{name}") for name in RUNTIME_FILES
+            }
             return {name: file.read() for name, file in contents.items() if file is not None}
 
 
@@ -192,7 +196,10 @@ def _index(page: str, url: str | None) -> str:
     changes = (
         (r'(<meta charset="utf-8">)', rf"\1\n  {policy}"),
         (r"(?=\n  <title>)", "".join(f"\n  {tag}" for tag in tags)),
-        (r"<noscript>.*?</noscript>", '<noscript><p class="notice">This page needs JavaScript.</p></noscript>'),
+        (
+            r"<noscript>.*?</noscript>",
+            '<noscript><p class="notice">This page needs JavaScript.</p></noscript>',
+        ),
         (r'(<p class="colophon"[^>]*>).*?</p>', rf"\1{PROMISE}</p>"),
     )
     for pattern, replacement in changes:
@@ -247,7 +254,12 @@ def preview(served: ServedModel) -> Image.Image:
     names = [_with_article(model.class_names[label]) for label in (p, target)]
     question = f"Why is this {names[0]} and not {names[1]}?"
     pen.text((left, 88), question, pictures.INK, pictures.font(58))
-    pen.text((left, 172), "Counterfactuals from an invertible network", pictures.MUTED, pictures.font(30))
+    pen.text(
+        (left, 172),
+        "Counterfactuals from an invertible network",
+        pictures.MUTED,
+        pictures.font(30),
+    )
     shares = e.path.verdict[0, 0, :, target].tolist()
     for step, (frame, share) in enumerate(zip(e.path.images[0, 0], shares, strict=True)):
         x = left + step * (tile + gap)
@@ -255,8 +267,12 @@ def preview(served: ServedModel) -> Image.Image:
         array = np.repeat(stored.transpose(1, 2, 0), 3, axis=2)
         canvas.paste(pictures.enlarge(array, tile), (x, top))
         words = f"{model.class_names[target]}: {pictures.percent(share)}"
-        pen.text((x + tile // 2, top + tile + 14), words, pictures.MUTED, pictures.font(24), anchor="ma")
-    pen.text((left, height - 76), "ECINN · draw a digit and try it", pictures.INK, pictures.font(30))
+        pen.text(
+            (x + tile // 2, top + tile + 14), words, pictures.MUTED, pictures.font(24), anchor="ma"
+        )
+    pen.text(
+        (left, height - 76), "ECINN · draw a digit and try it", pictures.INK, pictures.font(30)
+    )
     return canvas
 
 

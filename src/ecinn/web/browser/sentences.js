@@ -1,12 +1,14 @@
 /** What the service says in words; tests compare both. */
 
 /** A probability, without rounding up to 100 % or down to 0 %. */
-function percent(share) {
+export function percent(share) {
   if (share > 0.9995) return "> 99.9 %";
   return share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
 }
 
-function article(name) {
+/** A digit with its article, and other names as they are. */
+export function article(name) {
+  if (!/^\d+$/.test(name)) return name;
   return /^8|^1[18]$/.test(name) ? `an ${name}` : `a ${name}`;
 }
 

@@ -1,6 +1,7 @@
 /** Answers the service's requests in a worker, so that the page stays responsive. */
 
 import { InputError, explain, predict } from "./answers.js";
+import { film, sheet } from "./drawings.js";
 import { Network, listModels } from "./network.js";
 import { greyPng } from "./pictures.js";
 import { sampleOf } from "./samples.js";
@@ -41,8 +42,7 @@ async function answer(path, body, wanted) {
   models ??= listModels();
   models.catch(() => (models = undefined));
   if (question === "models") return name ? sample(name, Number(index)) : { content: await models };
-  const work = { predict, explain }[question];
-  if (!work) throw new InputError("this needs the service: run `ecinn serve`");
+  const work = { predict, explain, sheet, film }[question];
   return { content: await work(await networkOf(body.model), body, wanted) };
 }
 

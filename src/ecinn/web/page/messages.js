@@ -39,7 +39,8 @@ listeners.busy = (seconds) => {
   notice(seconds ? words : "");
 };
 
-listeners.loading = (words) => notice(words);
+/* Where the prediction will stand: nothing moves. */
+listeners.loading = (words) => (at("verdict").textContent = words);
 
 listeners.token = (again) =>
   new Promise((resolve) => {
