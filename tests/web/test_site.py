@@ -252,7 +252,8 @@ def test_the_counterfactual_of_a_drawing_comes_within_a_second_and_a_half(opened
 def test_the_film_shows_the_path_and_the_sheet_every_target(opened: Page, service: str) -> None:
     """Pillow reads the GIF that the page writes; its frames are the service's counterfactuals."""
     opened.goto(f"{opened.url.partition('#')[0]}#model=mnist&sample=90&target=8")
-    expect(opened.locator("#question")).to_have_text("Why is this a 3 and not an 8?")
+    question = "Why is this a 3 and not an 8?"
+    expect(opened.locator("#question")).to_have_text(question, timeout=30_000)
     settled(opened)
     kept = {}
     for kind in ("gif", "png"):
