@@ -195,8 +195,9 @@ class Explanation:
         """Reasons why an input is out of distribution; empty if it is not."""
         if self.out_of_distribution is None:
             return ()
-        flags = self.out_of_distribution[index]
-        return tuple(reason for reason, flag in zip(REASONS, flags, strict=True) if flag)
+        flags = self.out_of_distribution[index].tolist()
+        # Files of older versions have fewer reasons.
+        return tuple(reason for reason, flag in zip(REASONS, flags, strict=False) if flag)
 
     @property
     def notes(self) -> tuple[tuple[str, ...], ...]:
