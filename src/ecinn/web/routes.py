@@ -80,6 +80,8 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         served = service.find(name)
         png = png_bytes(to_image(image_array(service.sample(served, index))))
         assert served.samples is not None
+        if served.generated:
+            return Response(png, media_type="image/png")
         label = served.samples.class_names[int(served.samples.labels[index])]
         ascii_label = label.encode("ascii", "replace").decode()
         return Response(png, media_type="image/png", headers={"X-Label": ascii_label})
@@ -160,6 +162,8 @@ def _describe(served: ServedModel) -> dict[str, Any]:
         "samples": 0 if served.samples is None else len(served.samples),
         "default_confidence": served.model.default_confidence,
         "classifier": served.model.reader and served.model.reader.name,
+        "fine_tuned": served.model.recipe.finetuning is not None,
+        "generated": served.generated,
     }
 
 
