@@ -87,6 +87,7 @@ def describe(model: Model) -> dict[str, Any]:
             "log_p": list(model.ood.log_p),
             "texture": model.ood.texture is not None,
             "pose": model.ood.pose is not None,
+            "distance": model.ood.distance,
         },
     }
 

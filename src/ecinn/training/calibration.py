@@ -1,5 +1,6 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from ecinn.classifier.out_of_distribution import (
     POSE_IMAGES,
     OODDetector,
     band_energies,
+    fit_distance,
     fit_log_p,
     fit_pose,
     fit_texture,
@@ -84,7 +86,7 @@ def calibrate(
             for part, change in densities
         ]
     )
-    texture = pose = None
+    texture = pose = distance = None
     frequency = latent_frequencies(recipe.architecture)
     if frequency is not None:
         frequency = frequency.to(device)
@@ -93,6 +95,11 @@ def calibrate(
             for part in parts()
         ]
         texture = fit_texture(torch.cat(energies), frequency)
+    else:
+        latents: Iterable[Tensor] = parts()
+        if held_out is not None:
+            latents = _encode(classifier, held_out.images, device, folder)[0].split(PART)
+        distance = _distance_limit(latents, classifier.mu, mu_bar)
     if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
         misplaced = misplace(data.images[: min(POSE_IMAGES, len(data) // 2)], generator)
@@ -101,10 +108,33 @@ def calibrate(
         recipe=recipe,
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         mu_bar=mu_bar.cpu(),
-        ood=OODDetector(fit_log_p(log_p), texture, pose).to(torch.device("cpu")),
+        ood=OODDetector(fit_log_p(log_p), texture, pose, distance).to(torch.device("cpu")),
         class_names=data.class_names,
         training=training,
     )
+
+
+@torch.no_grad()
+def with_distance(checkpoint: Checkpoint, held_out: Dataset) -> Checkpoint:
+    """Return a model of an older version with the OOD detector's distance, weights unchanged."""
+    classifier, mu_bar = checkpoint.classifier, checkpoint.mu_bar
+    latents, _ = _encode(classifier, held_out.images, mu_bar.device, None)
+    limit = _distance_limit(latents.split(PART), classifier.mu, mu_bar)
+    return dataclasses.replace(
+        checkpoint, ood=dataclasses.replace(checkpoint.ood, distance=limit)
+    )
+
+
+def _distance_limit(
+    latents: Iterable[Tensor],
+    mu: Float[Tensor, "classes dim"],
+    mu_bar: Float[Tensor, "classes dim"],
+) -> float:
+    squares = []
+    for part in latents:
+        z = part.to(mu.device)
+        squares.append((z - mu_bar[equations.predicted_class(z, mu)]).square().sum(1))
+    return fit_distance(torch.cat(squares))
 
 
 def _encode(

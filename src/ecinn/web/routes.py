@@ -79,6 +79,8 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         served = service.find(name)
         png = png_bytes(to_image(image_array(service.sample(served, index))))
         assert served.samples is not None
+        if served.generated:
+            return Response(png, media_type="image/png")
         label = served.samples.class_names[int(served.samples.labels[index])]
         ascii_label = label.encode("ascii", "replace").decode()
         return Response(png, media_type="image/png", headers={"X-Label": ascii_label})

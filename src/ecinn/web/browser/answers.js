@@ -165,7 +165,9 @@ export async function explain(network, body, wanted) {
 
   const x = Float32Array.from(image, (value) => (value + 0.5) / 256);
   const changeOf = (pixels) => pixels.map((pixel, at) => pixel - x[at]);
-  const limit = Math.max(...ends.map(({ end }) => robustLimit(changeOf(end.pixels))));
+  // A planted dot changes by 1, beside which faint strokes shall look faint.
+  const limits = ends.map(({ end }) => robustLimit(changeOf(end.pixels)));
+  const limit = about.kind === "dots" ? 1 : Math.max(...limits);
   const heatmapUrl = (pixels) => dataUrl(heatmapPng(about.width, about.height, changeOf(pixels), limit));
   const { caution } = reading.answer;
   const answers = [];
@@ -186,7 +188,7 @@ export async function explain(network, body, wanted) {
       tipping_point: await certificate(network, tipping, q),
       convincing: await certificate(network, end, q),
       heatmap: { full_colour: limit, image: await heatmapUrl(end.pixels) },
-      sentences: sentencesOf(about, { p: reading.p, ...each, confidence, asRequested, third, request }, caution),
+      sentences: sentencesOf(about, { p: reading.p, ...each, confidence, asRequested, request }, caution),
       path: body.path ? await pathOf(network, each, body.path, heatmapUrl, wanted) : null,
     });
   }

@@ -25,16 +25,20 @@ export function cautionOf({ out_of_distribution: { reasons } }, flagged) {
 }
 
 /** Describes one counterfactual, the most important first. */
-export function sentencesOf({ classes }, found, caution) {
-  const { p, q, confidence, reachable, asRequested, third, end, request } = found;
-  const name = classes.map(article);
+export function sentencesOf({ classes, kind }, found, caution) {
+  const { p, q, confidence, reachable, asRequested, tipping, end, request } = found;
+  const name = classes.map(kind === "dots" ? (each) => `label ${each}` : article);
   const winner = end.stored.indexOf(Math.max(...end.stored));
   const lines = [`The stored image is classified as ${name[winner]} (${percent(end.stored[winner])}).`];
   if (winner !== q) lines.push(`The target, ${name[q]}, was not reached.`);
   if (!reachable) lines.push(`The highest reachable confidence is ${percent(end.posterior[q])}.`);
   else if (confidence !== null && !asRequested) lines.push(`It misses the request: ${request}.`);
-  const tie = `At the tipping point, ${name[p]} and ${name[q]} are equally likely`;
-  lines.push(third === null ? `${tie}.` : `${tie}, but ${name[third]} is more likely.`);
+  const tie = (label) => `${name[label]} with ${percent(tipping.stored[label])}`;
+  const most = tipping.stored.indexOf(Math.max(...tipping.stored));
+  const third = most === p || most === q ? "" : `, and ${tie(most)}`;
+  lines.push(
+    `The stored tipping point is ${tie(p)} and ${tie(q)}${third}; before rounding to 8 bits the two tie.`,
+  );
   if (caution) lines.push(`Caution: ${caution[0].toLowerCase()}${caution.slice(1)}`);
   return lines;
 }

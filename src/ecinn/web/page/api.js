@@ -57,6 +57,8 @@ function targetOf(model, given) {
     tipping: counterfactual(model, given.tipping_point),
     convincing: counterfactual(model, given.convincing),
     heatmap: given.heatmap.image,
+    /** Change of a pixel that is drawn in full colour. */
+    fullColour: given.heatmap.full_colour,
     sentences: given.sentences,
     path: given.path && pathOf(model, given.path),
   };
