@@ -1,6 +1,7 @@
 """The page as static files that run the network in the visitor's browser."""
 
 import base64
+import dataclasses
 import hashlib
 import html
 import json
@@ -125,8 +126,7 @@ def _catalogue(models: Sequence[str]) -> Catalogue:
 
 def _first(served: ServedModel) -> ServedModel:
     assert served.samples is not None
-    samples = served.samples.first(SAMPLES)
-    return ServedModel(served.name, served.title, served.kind, served.model, samples)
+    return dataclasses.replace(served, samples=served.samples.first(SAMPLES))
 
 
 def _runtime(package: Path | None) -> Mapping[str, bytes]:
