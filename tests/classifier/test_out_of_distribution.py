@@ -191,7 +191,7 @@ def test_a_calibrated_model_flags_out_of_distribution_images(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("held_out", [True, False])
-def test_dense_models_get_a_distance_from_held_out_images(held_out: bool) -> None:
+def test_dense_models_get_a_distance_from_held_out_images(*, held_out: bool) -> None:
     """A model without it, from an older version, gets the same; the weights stay."""
     import dataclasses
 
@@ -219,7 +219,7 @@ def test_dense_models_get_a_distance_from_held_out_images(held_out: bool) -> Non
 
 
 def test_shipped_digits_flag_letters_and_no_digits(mnist) -> None:
-    """The A of an issue: a letter that was read as a 4 with 94.6 %, without a caution."""
+    """An A, a K and an M in broad strokes, framed as photographs are."""
     from PIL import Image, ImageDraw
 
     from ecinn.data.mnist import load_mnist

@@ -177,11 +177,11 @@ def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN4
     return model.targets(targets)
 
 
-def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str) -> None:
+def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str = "") -> None:
     """Print the result of one image.
 
     Args:
-        prefix: stands before every class.
+        prefix: stands before every class, such as "label ".
     """
     from ecinn.drawing.pictures import percent
 
@@ -215,7 +215,9 @@ def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str) -> N
         out.print(f"  to {prefix}{plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
         tipping = target["tipping_point"]
         read = tipping.get("answer") or tipping["stored_posterior"] or tipping["posterior"]
-        shares = (f"{name} {percent(read[name])}" for name in (predicted, target["target"]))
+        shares = (
+            f"{prefix}{name} {percent(read[name])}" for name in (predicted, target["target"])
+        )
         out.print(f"    tipping point: {plain(', '.join(shares))} ({where})")
     out.print(f"  wrote {plain(image['picture'])}")
     out.print(f"  and {3 * len(image['targets'])} counterfactuals and heatmaps next to it")

@@ -120,9 +120,7 @@ def with_distance(checkpoint: Checkpoint, held_out: Dataset) -> Checkpoint:
     classifier, mu_bar = checkpoint.classifier, checkpoint.mu_bar
     latents, _ = _encode(classifier, held_out.images, mu_bar.device, None)
     limit = _distance_limit(latents.split(PART), classifier.mu, mu_bar)
-    return dataclasses.replace(
-        checkpoint, ood=dataclasses.replace(checkpoint.ood, distance=limit)
-    )
+    return dataclasses.replace(checkpoint, ood=dataclasses.replace(checkpoint.ood, distance=limit))
 
 
 def _distance_limit(

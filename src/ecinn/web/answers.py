@@ -128,11 +128,10 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
         lines.append(f"It misses the request: {e.requested}.")
     at_tie = e.tipping_certificate.verdict[row, column]
     most = int(at_tie.argmax())
+    said = [f"{name[y]} with {percent(float(at_tie[y]))}" for y in dict.fromkeys((p, q, most))]
     lines.append(
-        f"The stored tipping point is {name[p]} with {percent(float(at_tie[p]))} and {name[q]} with "
-        f"{percent(float(at_tie[q]))}"
-        + (f", and {name[most]} with {percent(float(at_tie[most]))}" if most not in (p, q) else "")
-        + "; before rounding to 8 bits the two tie."
+        f"The stored tipping point is {' and '.join(said)}; before rounding to 8 bits, "
+        f"{name[p]} and {name[q]} tie."
     )
     return lines + _caution_sentence(e, row)
 
