@@ -43,7 +43,7 @@ function showLoading(megabytes) {
     loading = undefined;
     return;
   }
-  const words = `Loading the network (${megabytes.toFixed(0)} MB) …`;
+  const words = `Loading ${megabytes.toFixed(0)} MB …`;
   loading = setTimeout(() => {
     loading = "shown";
     listeners.loading(words);

@@ -25,7 +25,9 @@ addEventListener("activate", (event) => {
 addEventListener("fetch", (event) => {
   const kept = async () => {
     const cache = await caches.open(VERSION);
-    return (await cache.match(event.request, { ignoreSearch: true })) ?? fetch(event.request);
+    const home = event.request.url.split(/[?#]/)[0] === `${registration.scope}index.html`;
+    const asked = home ? "./" : event.request;
+    return (await cache.match(asked, { ignoreSearch: true })) ?? fetch(event.request);
   };
   if (event.request.method === "GET") event.respondWith(kept());
 });

@@ -22,7 +22,7 @@ async function networkOf(name) {
   if (!loaded.has(name)) {
     postMessage({ megabytes: about.megabytes });
     const loading = Network.load(about).finally(() => postMessage({ megabytes: null }));
-    loading.catch(() => loaded.delete(name));
+    loading.then(({ decoder }) => decoder).catch(() => loaded.delete(name));
     loaded.set(name, loading);
   }
   return loaded.get(name);
