@@ -33,11 +33,10 @@ export function sentencesOf({ classes, kind }, found, caution) {
   if (winner !== q) lines.push(`The target, ${name[q]}, was not reached.`);
   if (!reachable) lines.push(`The highest reachable confidence is ${percent(end.posterior[q])}.`);
   else if (confidence !== null && !asRequested) lines.push(`It misses the request: ${request}.`);
-  const tie = (label) => `${name[label]} with ${percent(tipping.stored[label])}`;
   const most = tipping.stored.indexOf(Math.max(...tipping.stored));
-  const third = most === p || most === q ? "" : `, and ${tie(most)}`;
+  const said = [...new Set([p, q, most])].map((label) => `${name[label]} with ${percent(tipping.stored[label])}`);
   lines.push(
-    `The stored tipping point is ${tie(p)} and ${tie(q)}${third}; before rounding to 8 bits the two tie.`,
+    `The stored tipping point is ${said.join(" and ")}; before rounding to 8 bits, ${name[p]} and ${name[q]} tie.`,
   );
   if (caution) lines.push(`Caution: ${caution[0].toLowerCase()}${caution.slice(1)}`);
   return lines;
