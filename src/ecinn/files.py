@@ -40,16 +40,27 @@ def atomic_write(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def atomic_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder with these files at once, or not at all; an empty one is replaced."""
+def atomic_folder(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Make a folder with these files at once, or not at all; an empty one is replaced.
+
+    Args:
+        replace: also replace a folder that is not empty.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         temporary.chmod(0o755)
         for name, data in files.items():
-            atomic_write(temporary / name, data)
-        temporary.replace(path)
+            atomic_write(temporary / "new" / name, data)
+        if replace and path.exists():
+            path.replace(temporary / "old")
+        try:
+            (temporary / "new").replace(path)
+        except OSError:
+            if (temporary / "old").exists():
+                (temporary / "old").replace(path)
+            raise
     except OSError as error:
         raise EcinnError(
             f"cannot write {path}: {error.strerror or error}; choose another folder"

@@ -241,6 +241,7 @@ class Model:
             whole,
             model=self.name,
             confidence_by_default=by_default,
+            planted=self.recipe.planted,
             sources=tuple(given.sources[i] for i in kept) if any(given.sources) else (),
             remarks=tuple(given.remarks[i] for i in kept) if any(given.remarks) else (),
             skipped=tuple(dataclasses.replace(s, source=given.sources[s.index]) for s in skipped),

@@ -41,7 +41,7 @@ def checkpoint(small_architecture: Architecture) -> Checkpoint:
         recipe=dataclasses.replace(MNIST, architecture=small_architecture, beta=0.7),
         classifier=classifier.requires_grad_(requires_grad=False),
         mu_bar=torch.randn(3, 64, generator=torch.Generator().manual_seed(1)),
-        ood=OODDetector((-3.5, 12.25)),
+        ood=OODDetector((-3.5, 12.25), distance=7.5),
         class_names=("a", "b", "ç"),
         metrics={"error": 0.25},
         training={"seconds": 1.5, "curve": [{"epoch": 1}]},

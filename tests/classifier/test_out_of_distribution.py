@@ -1,16 +1,19 @@
-"""Out-of-distribution detection: likelihood, texture and pose."""
+"""Out-of-distribution detection: likelihood, texture, pose and distance."""
 
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
+from scipy.stats import chi2
 
 from ecinn.classifier.out_of_distribution import (
     FALSE_ALARM_RATE,
+    FAR_RATE,
     REASONS,
     RIDGE,
     OODDetector,
     band_energies,
+    fit_distance,
     fit_log_p,
     fit_pose,
     fit_texture,
@@ -60,7 +63,18 @@ def test_unusual_log_p_is_flagged_on_both_sides(generator: torch.Generator) -> N
     assert np.allclose([low, high], expected)
     z = torch.zeros(3, 4)
     flags = OODDetector((low, high)).flags(z, z, torch.tensor([low - 1, 7.0, high + 1]))
-    assert flags.tolist() == [[True, False, False], [False] * 3, [True, False, False]]
+    assert flags.tolist() == [[True] + 3 * [False], 4 * [False], [True] + 3 * [False]]
+
+
+def test_the_distance_is_that_of_a_chi_square(generator: torch.Generator) -> None:
+    """Latents of unit variance around the mean of their class, and others farther away."""
+    residual = torch.randn(40_000, 30, generator=generator)
+    limit = fit_distance(residual.square().sum(1))
+    assert limit == pytest.approx(chi2.ppf(1 - FAR_RATE, df=30), rel=0.02)
+    norms = torch.tensor([0.98, 1.02]) * limit**0.5
+    rows = torch.nn.functional.normalize(residual[:2]) * norms[:, None]
+    flags = OODDetector((-1.0, 1.0), distance=limit).flags(rows + 5, rows, torch.zeros(2))
+    assert flags.tolist() == [4 * [False], [reason == "distance" for reason in REASONS]]
 
 
 def test_pose_generalises_to_new_images(generator: torch.Generator) -> None:
@@ -173,3 +187,54 @@ def test_a_calibrated_model_flags_out_of_distribution_images(tmp_path) -> None:
     assert "texture" in model.explain(flat, "all", check=False).reasons(0)
     turned = model.explain(images[:50].flip(2), "all", check=False)
     assert turned.out_of_distribution[:, REASONS.index("pose")].float().mean() > 0.9
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_dense_models_get_a_distance_from_held_out_images(*, held_out: bool) -> None:
+    """A model without it, from an older version, gets the same; the weights stay."""
+    import dataclasses
+
+    from ecinn.classifier.generative import GenerativeClassifier
+    from ecinn.classifier.recipes import MNIST
+    from ecinn.training.calibration import calibrate, with_distance
+    from helpers.builders import random_images
+
+    architecture = Architecture(1, 8, 8, 3, (Stage(1, 4),), dense_width=8)
+    recipe = dataclasses.replace(MNIST, architecture=architecture)
+    classifier = randomise(GenerativeClassifier(architecture), scale=0.1)
+    data, other = random_images(900, 1, 3, 5), random_images(400, 1, 3, 6)
+    device = torch.device("cpu")
+    found = calibrate(
+        recipe, data, classifier.state_dict(), device, {}, held_out=other if held_out else None
+    )
+    images = (other if held_out else data).images.double() / 256 + 1 / 512
+    z = found.classifier.encode(images.float())
+    squares = torch.cdist(z.double(), found.mu_bar.double()).square().min(1).values
+    assert found.ood.distance == pytest.approx(np.quantile(squares, 1 - FAR_RATE), rel=1e-3)
+    older = dataclasses.replace(found, ood=OODDetector(found.ood.log_p))
+    again = with_distance(older, other if held_out else data)
+    assert again.ood == found.ood
+    assert again.classifier is older.classifier
+
+
+def test_shipped_digits_flag_letters_and_no_digits(mnist) -> None:
+    """An A, a K and an M in broad strokes, framed as photographs are."""
+    from PIL import Image, ImageDraw
+
+    from ecinn.data.mnist import load_mnist
+
+    def pen(*strokes: list[tuple[int, int]]) -> torch.Tensor:
+        paper = Image.new("L", (280, 280))
+        for stroke in strokes:
+            ImageDraw.Draw(paper).line(stroke, 255, 26, joint="curve")
+        return mnist.photograph(paper).image
+
+    letters = [
+        pen([(50, 230), (140, 40), (230, 230)], [(85, 160), (195, 160)]),
+        pen([(60, 40), (60, 240)], [(200, 40), (60, 140), (200, 240)]),
+        pen([(50, 240), (50, 40), (140, 150), (230, 40), (230, 240)]),
+    ]
+    found = mnist.explain(torch.stack(letters), "all", check=False)
+    assert found.out_of_distribution[:, REASONS.index("distance")].all()
+    digits = load_mnist("test").images[:300]
+    assert mnist.explain(digits, "all", check=False).typical.float().mean() > 0.97

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -202,6 +203,30 @@ def test_wrong_targets_are_refused(target: object, says: str) -> None:
         resolve_targets.__wrapped__(target, torch.tensor([0, 1]), 3, ["zero", "one", "two"])
 
 
+def test_planted_labels_are_named_and_have_a_fixed_scale(rotation, x) -> None:
+    e = replace(explain(rotation, rotation.mu_bar, x[:1], [2, 3]), planted=True)
+    assert e.heatmap_limit(0) == 1
+    sheet = explanation_sheet(e, 0)
+    p = int(e.p[0])
+    assert sheet.title == f"Why is this “label {p}”, and not …?"
+    assert [panel.caption for panel in sheet.rows[0]] == ["to label 2", "to label 3"]
+    expected = pictures.heatmap_array(e.heatmap[0, 1], 1.0)
+    assert (sheet.rows[3][1].array == expected).all()
+
+
+def test_the_scale_below_a_sheet_has_the_colours_of_the_heatmaps(rotation, x) -> None:
+    """From full blue over white to full red, on the lowest line of the picture with colours."""
+    e = explain(rotation, rotation.mu_bar, x[:1], [2, 3])
+    picture = np.asarray(e.picture().convert("RGB"), dtype=int)
+    bar = picture[-19]
+    blue, red = (
+        (np.abs(bar - colour) < 7).all(1) for colour in (pictures.REMOVED, pictures.ADDED)
+    )
+    first, last = blue.nonzero()[0].min(), red.nonzero()[0].max()
+    assert last - first == 96 - 3  # inside a frame
+    assert (bar[(first + last) // 2] > 240).all()
+
+
 def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
     """The name of the end, the share that is shown, warnings, and the scale of the colours."""
     names = ("a", "b", "c", "d")
@@ -215,10 +240,10 @@ def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
         by_default = replace(e, confidence_by_default=not plain)
         assert explanation_sheet(by_default, 0).names[2] == (
             "convincing",
-            "alpha_1\n(the paper's)" if plain else "25 % requested\n(this model's default)",
+            "as far as\nin the paper" if plain else "25 % requested\n(this model's default)",
         )
         assert sheet.names[2][0] == ("convincing" if plain else "as requested")
-        assert sheet.names[2][1] == ("alpha_1\n(the paper's)" if plain else "25 % requested")
+        assert sheet.names[2][1] == ("as far as\nin the paper" if plain else "25 % requested")
         for column, q in enumerate((2, 3)):
             panel = sheet.rows[2][column]
             shown = int(e.convincing_certificate.winner[0, column]) if plain else q
@@ -227,6 +252,13 @@ def test_the_sheet_shows_the_requested_confidence(rotation, x) -> None:
             fulfilled = shown == q if plain else bool(e.as_requested[0, column])
             assert panel.warning != fulfilled
         limit = max(pictures.robust_limit(heatmap) for heatmap in e.heatmap[0])
-        assert f"full colour: ±{100 * limit:.0f} %" in sheet.names[3][1]
+        assert e.heatmap_limit(0) == limit
+        stored = e.tipping_certificate.stored_posterior[0]
+        for column, q in enumerate((2, 3)):
+            shares = [f"{names[y]}: {100 * stored[column, y]:.0f} %" for y in (0, q)]
+            panel, winner = sheet.rows[1][column], int(stored[column].argmax())
+            assert panel.caption.splitlines()[0] == "  ".join(shares)
+            assert panel.warning == (winner not in (0, q))
+            assert (f"{names[winner]} wins" in panel.caption) == panel.warning
     one = explain(rotation, rotation.mu_bar, x[:1], 3, class_names=names)
     assert explanation_sheet(one, 0).title == "Why is this “a”, and not “d”?"

@@ -73,7 +73,8 @@ def random_model(classes: int, bits: int = 8, **changes: Any) -> Model:
     mu_bar = classifier.mu + 0.05 * torch.randn(noise.shape, generator=generator)
     frequency = latent_frequencies(net)
     low, high = classifier.log_marginal(images).quantile(torch.tensor([0.25, 0.75])).tolist()
-    ood = OODDetector((low, high))
+    far = (z - mu_bar[classifier.predict(images)]).square().sum(1).median()
+    ood = OODDetector((low, high), distance=float(far))
     if frequency is not None:
         bands = int(frequency.max()) + 1
         whitening = torch.randn((bands, bands), generator=generator)

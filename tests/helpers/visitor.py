@@ -42,6 +42,21 @@ FOCUS = """() => {
   return [Number(here.dataset.number), getComputedStyle(styled).outlineStyle];
 }"""
 
+FADED_WORDS = """() => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const faded = [];
+  while (walk.nextNode()) {
+    const parent = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || parent.closest("[disabled], script, noscript")) continue;
+    if (!parent.checkVisibility({ visibilityProperty: true })) continue;
+    for (let each = parent; each; each = each.parentElement) {
+      const { opacity } = getComputedStyle(each);
+      if (Number(opacity) < 1) faded.push(`${walk.currentNode.data.trim()}: ${opacity}`);
+    }
+  }
+  return faded;
+}"""
+
 
 @contextmanager
 def serving(*models: str) -> Iterator[str]:

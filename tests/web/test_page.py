@@ -19,6 +19,8 @@ from ecinn.model import Model
 from helpers.builders import with_default
 from helpers.students import student_folder
 from helpers.visitor import (
+    FADED_WORDS,
+    THREE,
     Page,
     Visitor,
     alpha,
@@ -212,7 +214,7 @@ def test_the_default_confidence_of_a_network(visitor: Visitor, mnist: Model) -> 
     digit = load_mnist("test").images[90:91]
     page = visitor.open("/#model=sure&sample=90&target=8")
     choices = page.locator("#confidence option").all_inner_texts()
-    assert choices[:2] == ["90 % (the default)", "α₁ (the paper's)"]
+    assert choices[:2] == ["90 % (the default)", "as in the paper"]
     asked = mnist.explain(digit, 8, confidence=0.9, correct=True)
     assert alpha(page) == pytest.approx(float(asked.alpha), abs=1e-3)
     expect(page.locator("#sentences")).to_contain_text("This network's default of 90 % gives")
@@ -222,7 +224,7 @@ def test_the_default_confidence_of_a_network(visitor: Visitor, mnist: Model) -> 
     settled(page)
     paper = float(asked.alpha_1)
     assert alpha(page) == pytest.approx(paper, abs=1e-3)
-    expect(page.locator("#sentences")).to_contain_text(f"the paper's α₁ = {paper:.2f}")
+    expect(page.locator("#sentences")).to_contain_text(f"moved by {paper:.2f} times")
     assert linked(page)["confidence"] == "alpha_1"
     other = visitor.open(page.url)
     expect(other.locator("#confidence")).to_have_value("alpha_1")
@@ -230,7 +232,7 @@ def test_the_default_confidence_of_a_network(visitor: Visitor, mnist: Model) -> 
     other.locator("#models").get_by_text("Digits", exact=True).click()
     expect(other.locator("#confidence")).to_have_value("")
     assert other.locator("#confidence option").all_inner_texts()[:2] == [
-        "α₁ (the paper's)",
+        "as in the paper",
         "50 %",
     ]
     settled(other)
@@ -274,6 +276,108 @@ def test_keys_are_harmless_while_a_target_loads(visitor: Visitor) -> None:
 def test_a_broken_link_shows_something(visitor: Visitor, broken: str) -> None:
     page = visitor.open(f"/#{broken}")
     expect(page.locator("#question")).to_contain_text("Why is this a 3 and not a")
+    expect(page.locator("#notice")).to_contain_text("This link is damaged")
+    page.click("#next")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_the_tipping_point_is_stated_as_stored_and_the_heatmap_has_a_scale(
+    visitor: Visitor, mnist: Model
+) -> None:
+    page = visitor.open("/#model=mnist&sample=90&target=8")
+    e = mnist.explain(load_mnist("test").images[90:91], 8)
+    stored = mnist.predict(e.stored_tipping_point[0])[0]
+    assert abs(float(stored[3]) - float(stored[8])) > 0.05
+    shares = [f"{100 * float(stored[label]):.1f} %" for label in (3, 8)]
+    expect(page.locator("#sentences")).to_contain_text(f"{shares[0]} and an 8 with {shares[1]}")
+    press(page, "PageDown")
+    expect(page.locator("#answer-words")).to_have_text(f"3 · {shares[0]}")
+    limit = np.percentile(e.heatmap[0, 0].mean(0).abs(), 99.5)
+    expect(page.locator("#scale-low")).to_have_text(f"−{100 * limit:.0f} %")
+    expect(page.locator("#scale-high")).to_have_text(f"+{100 * limit:.0f} %")
+    links = page.locator(".terms a").evaluate_all("all => all.map((each) => each.hostname)")
+    assert links == ["github.com", "arxiv.org", "github.com", "github.com"]
+
+
+def test_planted_labels_have_a_fixed_scale_and_are_not_digits(visitor: Visitor) -> None:
+    page = visitor.open("/#model=fakemnist&sample=4&target=0")
+    expect(page.locator("#scale-high")).to_have_text("+100 %")
+    expect(page.locator("#answer-words")).to_contain_text("label 0 · ")
+    expect(page.locator("#input-words")).to_contain_text("label 3 · ")
+    words = page.inner_text("#sentences")
+    assert "classified as label 0" in words
+    assert not re.search(r"\ban? \d\b", page.inner_text("main"))
+    # The dot of a label changes by nearly 1, the strokes by much less: they stay pale.
+    shown = 255 - pixels(page, "change").min(2)
+    assert shown[:, 0].max() > 200
+    assert shown[:, 4:].max() < 80
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1024, 768), (390, 844)])
+def test_the_surface_stays_where_it_is_while_somebody_draws(
+    visitor: Visitor, width: int, height: int
+) -> None:
+    page = visitor.open(context=visitor.context(viewport={"width": width, "height": height}))
+    places = [box_of(page, "#pad")]
+    draw(page, THREE, lift=False)
+    expect(page.locator("#question")).to_contain_text("This looks like")
+    places.append(box_of(page, "#pad"))
+    page.mouse.up()
+    settled(page)
+    expect(page.locator("#question")).to_contain_text("Why is this a 3")
+    places.append(box_of(page, "#pad"))
+    assert places[1:] == places[:1] * 2
+    # On a phone, the answer is in view without scrolling.
+    expect(page.locator("#peek")).to_be_visible(visible=width < 900)
+    if width < 900:
+        shown = page.locator("#peek").bounding_box()
+        assert shown is not None
+        assert shown["y"] + shown["height"] <= height
+        assert np.array_equal(pixels(page, "peek-answer"), pixels(page, "answer"))
+        assert page.inner_text("#peek-words").endswith(page.inner_text("#answer-words"))
+        page.click("#peek")
+        expect(page.locator("#answer")).to_be_in_viewport(ratio=0.6)
+        expect(page.locator("#peek")).to_be_hidden()
+
+
+def test_a_picture_stays_when_the_network_changes(visitor: Visitor) -> None:
+    page = drawn_three(visitor)
+    choose(page, "8")
+    before = pixels(page, "input")
+    page.locator("#models").get_by_text("sure", exact=True).click()
+    expect(page.locator("#stops")).to_contain_text("90 %")
+    settled(page)
+    assert np.array_equal(pixels(page, "input"), before)
+    assert (linked(page)["model"], linked(page)["target"]) == ("sure", "8")
+    page.locator("#models").get_by_text("Digits labelled by dots").click()
+    expect(page.locator("#input-words")).to_contain_text("label")
+    assert not np.array_equal(pixels(page, "input"), before)
+
+
+def test_notices_stay_in_view(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    give(page, b"no picture")
+    expect(page.locator("#notice")).to_be_in_viewport(ratio=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "scheme"),
+    [("ready", "dark"), ("stale", "light"), ("empty", "dark"), ("loading", "light")],
+)
+def test_words_have_contrast_in_every_state(visitor: Visitor, state: str, scheme: str) -> None:
+    """No text that is visible is faded: neither it nor what contains it is translucent."""
+    page = visitor.open(context=visitor.context(color_scheme=scheme))
+    if state == "stale":
+        draw(page, THREE[:4], lift=False)
+    elif state == "empty":
+        page.click("#clear")
+    elif state == "loading":
+        page.evaluate("document.getElementById('stage').dataset.state = 'loading'")
+    settled(page, state)
+    page.wait_for_timeout(300)
+    faded = page.evaluate(FADED_WORDS)
+    assert faded == []
 
 
 def test_clear_undo_and_drawing_on_top(visitor: Visitor) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ecinn.classifier.out_of_distribution import OODDetector, Texture
+from ecinn.drawing import pictures
 from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
@@ -192,19 +193,23 @@ def test_sentences_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor
     winner = int(e.convincing_certificate.winner[0, 0])
     assert f"classified as {article(str(winner))}" in lines[0]
     assert f"{100 * share:.1f} %" in lines[0] or "> 99.9 %" in lines[0]
-    assert "a 7 and an 8 are equally likely" in " ".join(lines)
+    stored = e.tipping_certificate.stored_posterior[0, 0]
+    shares = [pictures.percent(float(stored[label])) for label in (7, 8)]
+    assert f"a 7 with {shares[0]} and an 8 with {shares[1]}" in " ".join(lines)
     missed = dataclasses.replace(
         e,
         convincing_certificate=dataclasses.replace(
             e.convincing_certificate, q=torch.tensor([[2]])
         ),
         q=torch.tensor([[2]]),
-        third_class=torch.tensor([[5]]),
+        tipping_certificate=dataclasses.replace(
+            e.tipping_certificate, stored_posterior=torch.eye(10)[5].expand(1, 1, 10)
+        ),
         out_of_distribution=torch.tensor([[False, True, False]]),
     )
     lines = sentences(missed, 0, 0)
     assert "The target, a 2, was not reached." in lines
-    assert "a 5 is more likely" in " ".join(lines)
+    assert "and a 5 with > 99.9 %" in " ".join(lines)
     assert "smoother or rougher" in lines[-1]
 
 

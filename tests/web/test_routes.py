@@ -394,7 +394,7 @@ def test_a_full_queue_says_when_to_try_again(served: ServedModel) -> None:
         assert {f.result().status_code for f in (running_now, *waiting)} == {200}
 
 
-def test_faces_have_samples_only_if_their_folder_is_known(
+def test_faces_are_generated_if_their_folder_is_not_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("ECINN_CELEBA", raising=False)
@@ -403,8 +403,15 @@ def test_faces_have_samples_only_if_their_folder_is_known(
     with running(faces) as address:
         (model,) = httpx.get(f"{address}/api/v1/models").json()["models"]
         assert model["kind"] == "faces"
-        assert model["samples"] == 0
-        gone = httpx.get(f"{address}/api/v1/models/celeba-smile/samples/0")
+        assert (model["generated"], model["fine_tuned"]) == (True, True)
+        served = faces["celeba-smile"]
+        assert served.samples is not None
+        assert model["samples"] == len(served.samples) == 8
+        face = httpx.get(f"{address}/api/v1/models/celeba-smile/samples/3")
+        assert "X-Label" not in face.headers
+        shown = np.asarray(Image.open(io.BytesIO(face.content)).convert("RGB"))
+        assert np.array_equal(shown, served.samples.images[3].permute(1, 2, 0).numpy())
+        gone = httpx.get(f"{address}/api/v1/models/celeba-smile/samples/8")
         assert gone.status_code == 404
         grey = [[[120, 120, 120]] * 64] * 64
         body = {"model": "celeba-smile", "images": [{"pixels": grey}]}

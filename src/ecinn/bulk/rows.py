@@ -175,7 +175,8 @@ class Explainer:
                 reader=reader,
             )
             places = chosen.tolist()
-            e = replace(e.cpu(), remarks=tuple(remarks[place] for place in places))
+            said = tuple(remarks[place] for place in places)
+            e = replace(e.cpu(), remarks=said, planted=model.recipe.planted)
             pairs = _rows(pool, e, tipping_point=request.tipping_point)
             for row in (row for place in places for row in rows[place] if "error" not in row):
                 row |= next(pairs)

@@ -65,7 +65,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     tensors = {f"classifier.{name}": value for name, value in packed.items()}
     if not (checkpoint.recipe.tied and torch.equal(tensors["classifier.mu"].cpu(), mu_bar)):
         tensors["mu_bar"] = mu_bar
-    limits = {}
+    limits = {} if checkpoint.ood.distance is None else {"distance": checkpoint.ood.distance}
     for name in ("texture", "pose"):
         score = getattr(checkpoint.ood, name)
         if score is not None:
@@ -110,7 +110,7 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
     if mu_bar.shape != classifier.mu.shape:
         raise ValueError("mu_bar and mu differ in shape")
     limits = about.get("typical_limits", {})
-    texture = pose = None
+    texture = pose = distance = None
     if "texture" in limits:
         frequency = latent_frequencies(recipe.architecture)
         assert frequency is not None
@@ -118,12 +118,14 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
         texture = Texture(frequency, **fitted, limit=float(limits["texture"]))
     if "pose" in limits:
         pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
+    if "distance" in limits:
+        distance = float(limits["distance"])
     low, high = about["typical"]
     return Checkpoint(
         recipe,
         classifier.eval().requires_grad_(requires_grad=False),
         mu_bar,
-        OODDetector((float(low), float(high)), texture, pose),
+        OODDetector((float(low), float(high)), texture, pose, distance),
         tuple(about["class_names"]),
         about["metrics"],
         about["training"],

@@ -1,7 +1,7 @@
 """Detect out-of-distribution images from their latents.
 
 A likelihood is not enough: a uniform colour or a face upside down can be as likely as a face. So
-up to three scores are compared with their limits, and each is a reason of its own.
+up to four scores are compared with their limits, and each is a reason of its own.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,14 @@ IN_WORDS = {
     "likelihood": "unusually likely or unlikely",
     "texture": "smoother or rougher",
     "pose": "rotated, shifted or inverted",
+    "distance": "unlike every class",
 }
 """For each reason, how the image differs from the training images."""
 REASONS = tuple(IN_WORDS)
 FALSE_ALARM_RATE = 0.002
-"""Share of the training images that each score flags."""
+"""Share of the training images that likelihood, texture and pose flag, each of them."""
+FAR_RATE = 0.015
+"""Share of held-out images that the distance flags, so that all scores flag less than 2 %."""
 RIDGE = 1e4
 """Regularisation of the pose score, which has more weights than images to fit."""
 POSE_IMAGES = 4000
@@ -67,26 +70,31 @@ class Pose(NamedTuple):
 
 @dataclass(frozen=True)
 class OODDetector:
-    """Flag images that differ from the training images in likelihood, texture or pose."""
+    """Flag images that differ from training images in likelihood, texture, pose or distance."""
 
     log_p: tuple[float, float]
     """Range of log p(x) that holds 99.8 % of the training images."""
     texture: Texture | None = None
     pose: Pose | None = None
+    distance: float | None = None
+    """Largest ‖z − μ̄_p‖² that is not flagged. A letter or a shoe has the likelihood of a digit
+    that is hard to read, but it lies far from the mean of the class that it is predicted as."""
 
-    def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 3"]:
+    def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 4"]:
         """Return for each of `REASONS` if it flags an image as out-of-distribution.
 
         Args:
             residual: the latents minus the mean latent of their predicted class.
         """
         low, high = self.log_p
-        texture = pose = torch.zeros_like(log_p, dtype=torch.bool)
+        texture = pose = far = torch.zeros_like(log_p, dtype=torch.bool)
         if self.texture is not None:
             texture = self.texture.distance(residual) > self.texture.limit
         if self.pose is not None:
             pose = self.pose.score(z) < self.pose.limit
-        return torch.stack([(log_p < low) | (log_p > high), texture, pose], 1)
+        if self.distance is not None:
+            far = residual.square().sum(1) > self.distance
+        return torch.stack([(log_p < low) | (log_p > high), texture, pose, far], 1)
 
     def to(self, device: torch.device) -> "OODDetector":
         """Return the same detector on another device."""
@@ -97,7 +105,7 @@ class OODDetector:
 
         texture = None if self.texture is None else moved(self.texture)
         pose = None if self.pose is None else moved(self.pose)
-        return OODDetector(self.log_p, texture, pose)
+        return OODDetector(self.log_p, texture, pose, self.distance)
 
 
 def fit_log_p(log_p: PerImage) -> tuple[float, float]:
@@ -106,6 +114,11 @@ def fit_log_p(log_p: PerImage) -> tuple[float, float]:
     ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=log_p.device)
     low, high = log_p.double().quantile(ends).tolist()
     return low, high
+
+
+def fit_distance(squares: PerImage) -> float:
+    """Return the limit of ‖z − μ̄_p‖² that `FAR_RATE` of these held-out images exceed."""
+    return float(squares.double().quantile(1 - FAR_RATE))
 
 
 def fit_texture(energies: Energies, frequency: Frequency) -> Texture:

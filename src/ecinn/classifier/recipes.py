@@ -109,6 +109,11 @@ class Recipe:
             )
 
     @property
+    def planted(self) -> bool:
+        """Return whether the class is a mark planted in the picture, and not what it shows."""
+        return self.dataset == "fakemnist"
+
+    @property
     def needs_teacher(self) -> bool:
         """Return whether training needs a teacher."""
         return self.distillation_weight > 0 or self.finetuning is not None

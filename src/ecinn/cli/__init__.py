@@ -14,6 +14,7 @@ from ecinn.cli import (  # noqa: F401
     networks,
     paper,
     serve,
+    site,
     train,
 )
 from ecinn.cli.app import main

@@ -30,6 +30,7 @@ PANELS = {
         "evaluate",
         "audit",
         "serve",
+        "site",
         "export",
     ),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),

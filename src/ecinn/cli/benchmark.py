@@ -1,4 +1,4 @@
-"""`ecinn benchmark authors`, `counterfactuals` and `consistency`, and helpers of them all."""
+"""`ecinn benchmark authors`, `counterfactuals`, `consistency` and `ood`, and shared helpers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -195,6 +195,40 @@ def consistency_benchmark(
     values = {"record": record, **vars(result)}
     tables = consistency_tables(result)
     results = Results(f"Confidence consistency: {model}", tables, values, [record])
+    show(results, results.write(stem), json_output=json_output)
+
+
+@benchmark.command("ood")
+def ood_benchmark(
+    model: ModelName = "mnist",
+    fashion: Annotated[
+        Path | None,
+        typer.Option(help="Folder of Fashion-MNIST's idx files.", show_default="leave it out"),
+    ] = None,
+    split: SplitOption = SplitName.TEST,
+    seed: Seed = 0,
+    out_dir: Out = RESULTS,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Measure which letters, clothes and noise a digit model flags as out of distribution."""
+    line = command_line("ood", locals())
+    from ecinn.model import load
+    from ecinn.studies.benchmark import ood
+    from ecinn.studies.benchmark.record import Results, provenance
+
+    detector = load(model, device)
+    clothes = None if fashion is None else ood.load_fashion(fashion, split.value)
+    digits = load_images(detector.recipe, split.value, None, model=model)
+    stem = output_folder(out_dir) / f"ood-{detector.name}{suffix(split)}"
+    with bars() as observe:
+        result = ood.measure_detection(
+            detector, digits, clothes, split=split.value, seed=seed, observe=observe
+        )
+    record = provenance(line, detector)
+    values = {"record": record, **vars(result)}
+    title = f"Out-of-distribution detection: {model}"
+    results = Results(title, [ood.detection_table(result)], values, [record])
     show(results, results.write(stem), json_output=json_output)
 
 

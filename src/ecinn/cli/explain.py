@@ -113,7 +113,7 @@ def explain(
                 f"{asked['not_explained']} of {asked['counterfactuals']}"
             )
         for image in report["images"]:
-            _describe(image, explanation.confidence)
+            _describe(image, explanation.confidence, "label " if explanation.planted else "")
     if report["failures"]:
         reasons = "; ".join(_reason(failure) for failure in report["failures"])
         number = len(report["failures"])
@@ -177,14 +177,18 @@ def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN4
     return model.targets(targets)
 
 
-def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
-    """Print the result of one image."""
+def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str = "") -> None:
+    """Print the result of one image.
+
+    Args:
+        prefix: stands before every class, such as "label ".
+    """
     from ecinn.drawing.pictures import percent
 
     predicted = image["predicted"]
     name = Path(image["source"] or f"image {image['index']}").name
     share = percent(image.get("answer", image["posterior"])[predicted])
-    out.print(f"[bold]{plain(name)}[/]: {plain(predicted)} ({share})")
+    out.print(f"[bold]{plain(name)}[/]: {prefix}{plain(predicted)} ({share})")
     for note in image["notes"]:
         out.print(f"  [dim]{plain(note)}[/]")
     for target in image["targets"]:
@@ -195,7 +199,7 @@ def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
         where = "stored image" if stored else "before rounding"
         winner = convincing["winner"]
         if confidence == "alpha_1":
-            verdict = f"{winner} {percent(posterior[winner])} ({where})"
+            verdict = f"{prefix}{winner} {percent(posterior[winner])} ({where})"
         else:
             obtained = percent(posterior[target["target"]])
             verdict = f"{obtained}, requested {100 * confidence:g} % ({where})"
@@ -208,7 +212,13 @@ def _describe(image: dict[str, Any], confidence: "Confidence") -> None:
         if target["corrections"] and not asked:
             verdict += f"; alpha corrected {target['corrections']} times"
         colour = "green" if target["as_requested"] else "yellow"
-        out.print(f"  to {plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
+        out.print(f"  to {prefix}{plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
+        tipping = target["tipping_point"]
+        read = tipping.get("answer") or tipping["stored_posterior"] or tipping["posterior"]
+        shares = (
+            f"{prefix}{name} {percent(read[name])}" for name in (predicted, target["target"])
+        )
+        out.print(f"    tipping point: {plain(', '.join(shares))} ({where})")
     out.print(f"  wrote {plain(image['picture'])}")
     out.print(f"  and {3 * len(image['targets'])} counterfactuals and heatmaps next to it")
     for target in image["targets"]:

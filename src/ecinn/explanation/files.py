@@ -76,11 +76,11 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
     student = int(e.posterior[index].argmax())
     if e.verification is not None and student != int(e.p[index]):
         said.append(
-            f"the student reads {e.class_names[student]}, {e.verification.classifier} reads "
-            f"{e.class_names[int(e.p[index])]}: the explanation starts from the latter"
+            f"the student reads {e.named(student)}, {e.verification.classifier} reads "
+            f"{e.named(int(e.p[index]))}: the explanation starts from the latter"
         )
     for target, q in enumerate(e.q[index].tolist()):
-        name = e.class_names[q]
+        name = e.named(q)
         if e.verification is not None:
             if not bool(_explained(e)[index, target]):
                 said.append(f"to {name}: {_not_explained(e, e.verification, index, target)}")
@@ -88,11 +88,11 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
             highest = float(e.convincing_certificate.posterior[index, target, q])
             said.append(f"to {name}: {percent(highest)} is the highest reachable confidence")
         elif not bool(e.as_requested[index, target]):
-            winner = e.class_names[int(e.convincing_certificate.winner[index, target])]
+            winner = e.named(int(e.convincing_certificate.winner[index, target]))
             said.append(f"to {name}: not reached, the counterfactual is predicted as {winner}")
         third = int(e.third_class[index, target])
         if third >= 0:
-            said.append(f"to {name}: {e.class_names[third]} wins at the tipping point")
+            said.append(f"to {name}: {e.named(third)} wins at the tipping point")
     return tuple(said)
 
 

@@ -166,6 +166,9 @@ class Explanation:
     verification: Verification | None = None
     """The answers of the classifier that the model is a student of, if it was asked. Then p,
     verdicts, α₀ and `as_requested` are about that classifier, and not about the student."""
+    planted: bool = False
+    """True if a mark planted in the picture is the class, as FakeMNIST's dot is: its classes are
+    labels, not what the picture shows, and a change of 1 is the natural scale of heatmaps."""
 
     @property
     def reading(self) -> Float[Tensor, "batch classes"]:
@@ -191,12 +194,17 @@ class Explanation:
         """The request in words, such as "90 % requested" or "α₁ (the paper's)"."""
         return request_in_words(self.confidence, by_default=self.confidence_by_default)
 
+    def named(self, label: int) -> str:
+        """Return the name of a class, such as "8", "smiling" or, if it is planted, "label 8"."""
+        return f"label {self.class_names[label]}" if self.planted else self.class_names[label]
+
     def reasons(self, index: int) -> tuple[str, ...]:
         """Reasons why an input is out of distribution; empty if it is not."""
         if self.out_of_distribution is None:
             return ()
-        flags = self.out_of_distribution[index]
-        return tuple(reason for reason, flag in zip(REASONS, flags, strict=True) if flag)
+        flags = self.out_of_distribution[index].tolist()
+        # Files of older versions have fewer reasons.
+        return tuple(reason for reason, flag in zip(REASONS, flags, strict=False) if flag)
 
     @property
     def notes(self) -> tuple[tuple[str, ...], ...]:
@@ -211,7 +219,12 @@ class Explanation:
         return equations.heatmap(self.x[:, None].expand_as(self.convincing), self.convincing)
 
     def heatmap_limit(self, index: int) -> float:
-        """The value drawn in full colour: one scale for all targets, so that maps compare."""
+        """The value drawn in full colour: one scale for all targets, so that maps compare.
+
+        It is 1 for planted marks, so that faint strokes look faint beside a mark that appears.
+        """
+        if self.planted:
+            return 1.0
         return max(pictures.robust_limit(heatmap) for heatmap in self.heatmap[index])
 
     @property
@@ -231,12 +244,15 @@ class Explanation:
             index: which image; by default all of them, one sheet below the other.
         """
         from ecinn.drawing.grid import draw
-        from ecinn.explanation.sheet import explanation_sheet
+        from ecinn.explanation.sheet import explanation_sheet, with_scale
 
         rows = range(len(self)) if index is None else [index]
         tile = pictures.tile_for(self.x.shape[-1])
         return pictures.below_each_other(
-            [draw(explanation_sheet(self, row), tile) for row in rows]
+            [
+                with_scale(draw(explanation_sheet(self, row), tile), self.heatmap_limit(row))
+                for row in rows
+            ]
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -87,12 +87,23 @@ class MethodWriter:
         turned = never
         if pose is not None:
             turned = self._op("Less", self._op("MatMul", z, array(pose.weight)), float(pose.limit))
-        columns = [self._op("Unsqueeze", flag, _FIRST) for flag in (unlikely, rough, turned)]
+        far = never if self._ood.distance is None else self._is_far(self._ood.distance, z, p)
+        flags = (unlikely, rough, turned, far)
+        columns = [self._op("Unsqueeze", flag, _FIRST) for flag in flags]
         return self._op("Concat", *columns, axis=1)
+
+    def _residual(self, z: Name, p: Name) -> Name:
+        return self._op("Sub", z, self._op("Gather", self._mu_bar, p))
+
+    def _is_far(self, limit: float, z: Name, p: Name) -> Name:
+        """Compare ‖z − μ̄_p‖² with its limit."""
+        residual = self._residual(z, p)
+        squares = self._op("Mul", residual, residual)
+        return self._op("Greater", self._op("ReduceSum", squares, _FIRST, keepdims=0), limit)
 
     def _is_rough(self, texture: Texture, z: Name, p: Name) -> Name:
         """Compare the distance of `Texture` with its limit; latents are sorted by frequency."""
-        residual = self._op("Sub", z, self._op("Gather", self._mu_bar, p))
+        residual = self._residual(z, p)
         sizes = np.bincount(array(texture.frequency))
         means = [
             self._op("ReduceMean", self._op("Mul", band, band), _FIRST, keepdims=1)

@@ -50,15 +50,22 @@ def export_onnx(model: Model, folder: str | Path) -> dict[str, OnnxFile]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists already: give a new folder, or remove it first")
     output_folder(folder)
-    model = Model(model.checkpoint, "cpu")
-    files = {"encode": _encode(model), "decode": _decode(model), "explain": _explain(model)}
-    with torch.inference_mode():
-        cases = _cases(model)
-    files = {name: _compared(name, file, cases) for name, file in files.items()}
+    files = onnx_files(model)
     contents = {f"{name}.onnx": file.content for name, file in files.items()}
     contents[DESCRIPTION] = json.dumps(describe(model), indent=1, ensure_ascii=False).encode()
     atomic_folder(folder, contents)
     return files
+
+
+def onnx_files(
+    model: Model, names: Sequence[str] = ("encode", "decode", "explain")
+) -> dict[str, OnnxFile]:
+    """Return these graphs, after comparing them with torch."""
+    model = Model(model.checkpoint, "cpu")
+    writers = {"encode": _encode, "decode": _decode, "explain": _explain}
+    with torch.inference_mode():
+        cases = _cases(model)
+    return {name: _compared(name, writers[name](model), cases) for name in names}
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -80,6 +87,7 @@ def describe(model: Model) -> dict[str, Any]:
             "log_p": list(model.ood.log_p),
             "texture": model.ood.texture is not None,
             "pose": model.ood.pose is not None,
+            "distance": model.ood.distance,
         },
     }
 

@@ -1,5 +1,6 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -13,6 +14,7 @@ from ecinn.classifier.out_of_distribution import (
     POSE_IMAGES,
     OODDetector,
     band_energies,
+    fit_distance,
     fit_log_p,
     fit_pose,
     fit_texture,
@@ -59,10 +61,11 @@ def calibrate(
         labels = data.labels.to(device).split(PART)
         classifier.mu.copy_(label_means(latents.z(), labels, classifier.mu))
     mu_bar = class_means(latents.z(), classifier.mu)
+    reference = None if held_out is None else _Latents(classifier, held_out.images, device)
     if recipe.tied:
         classifier.mu.copy_(mu_bar)
-        if held_out is not None:
-            z = _Latents(classifier, held_out.images, device).z()
+        if held_out is not None and reference is not None:
+            z = reference.z()
             given = None if answers is None else answers.to(device)
             tau = fit_tau(z, held_out.labels.to(device), classifier.mu, given)
             classifier.tau.fill_(tau)
@@ -73,11 +76,29 @@ def calibrate(
     return Checkpoint(
         recipe=recipe,
         mu_bar=mu_bar.cpu(),
-        ood=_fit_detector(recipe, classifier, mu_bar, data.images, latents),
+        ood=_fit_detector(recipe, classifier, mu_bar, data.images, latents, reference),
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         class_names=data.class_names,
         training=training,
     )
+
+
+@torch.no_grad()
+def with_distance(checkpoint: Checkpoint, held_out: Dataset) -> Checkpoint:
+    """Return a model of an older version with the OOD detector's distance, weights unchanged."""
+    classifier, mu_bar = checkpoint.classifier, checkpoint.mu_bar
+    latents = _Latents(classifier, held_out.images, mu_bar.device)
+    limit = _distance_limit(latents.z(), classifier.mu, mu_bar)
+    return dataclasses.replace(checkpoint, ood=dataclasses.replace(checkpoint.ood, distance=limit))
+
+
+def _distance_limit(
+    latents: Iterable[Float[Tensor, "part dim"]],
+    mu: Float[Tensor, "classes dim"],
+    mu_bar: Float[Tensor, "classes dim"],
+) -> float:
+    squares = [(z - mu_bar[equations.predicted_class(z, mu)]).square().sum(1) for z in latents]
+    return fit_distance(torch.cat(squares))
 
 
 def _fit_detector(
@@ -86,8 +107,13 @@ def _fit_detector(
     mu_bar: Float[Tensor, "classes dim"],
     images: StoredImages,
     latents: "_Latents",
+    held_out: "_Latents | None",
 ) -> OODDetector:
-    """Fit all scores of the recipe to latents of the training images."""
+    """Fit all scores of the recipe to latents of the training images.
+
+    The distance is fitted to held-out images if there are any: training images are nearer to
+    their classes.
+    """
     frequency = latent_frequencies(recipe.architecture)
     frequency = None if frequency is None else frequency.to(mu_bar.device)
     log_p, energies = [], []
@@ -96,8 +122,11 @@ def _fit_detector(
         if frequency is not None:
             own = mu_bar[equations.predicted_class(z, classifier.mu)]
             energies.append(band_energies(z - own, frequency))
-    texture = None if frequency is None else fit_texture(torch.cat(energies), frequency)
-    pose = None
+    texture = pose = distance = None
+    if frequency is not None:
+        texture = fit_texture(torch.cat(energies), frequency)
+    else:
+        distance = _distance_limit((held_out or latents).z(), classifier.mu, mu_bar)
     if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
         few = images[: min(POSE_IMAGES, len(images) // 2)]
@@ -110,7 +139,9 @@ def _fit_detector(
             for z, rows in zip(latents.z(), latents.rows.split(PART), strict=True)
         )
         pose = fit_pose(fitted, misplaced, others)
-    return OODDetector(fit_log_p(torch.cat(log_p)), texture, pose).to(torch.device("cpu"))
+    return OODDetector(fit_log_p(torch.cat(log_p)), texture, pose, distance).to(
+        torch.device("cpu")
+    )
 
 
 class _Latents:

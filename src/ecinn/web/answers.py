@@ -112,7 +112,9 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     p, q = int(e.p[row]), int(e.q[row, column])
     verdict = e.convincing_certificate.verdict[row, column]
     winner = int(e.convincing_certificate.winner[row, column])
-    name = [article(name) for name in e.class_names]
+    name = [
+        e.named(label) if e.planted else article(name) for label, name in enumerate(e.class_names)
+    ]
     reached = f"{name[winner]} ({percent(float(verdict[winner]))})"
     if e.verification is not None:
         return _verified_sentences(e, e.verification, row, column, name, reached)
@@ -124,9 +126,13 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
         lines.append(f"The highest reachable confidence is {highest}.")
     elif e.confidence != ALPHA_1 and not bool(e.as_requested[row, column]):
         lines.append(f"It misses the request: {e.requested}.")
-    third = int(e.third_class[row, column])
-    tie = f"At the tipping point, {name[p]} and {name[q]} are equally likely"
-    lines.append(f"{tie}, but {name[third]} is more likely." if third >= 0 else f"{tie}.")
+    at_tie = e.tipping_certificate.verdict[row, column]
+    most = int(at_tie.argmax())
+    said = [f"{name[y]} with {percent(float(at_tie[y]))}" for y in dict.fromkeys((p, q, most))]
+    lines.append(
+        f"The stored tipping point is {' and '.join(said)}; before rounding to 8 bits, "
+        f"{name[p]} and {name[q]} tie."
+    )
     return lines + _caution_sentence(e, row)
 
 

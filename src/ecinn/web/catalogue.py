@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from ecinn.classifier.checkpoint import model_name
 from ecinn.classifier.recipes import Recipe
@@ -27,6 +29,10 @@ TITLES: Mapping[str, str] = {
     "celeba-makeup": "Faces: makeup",
 }
 DEFAULT_MODELS = tuple(TITLES)
+GENERATED_FACES = 8
+GENERATED_SEED = 0
+TEMPERATURE = 0.5
+"""Of generated faces: lower is closer to a mean face, higher has more failures."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,26 @@ class ServedModel:
     model: Model
     samples: Dataset | None
     """Test images; None if they are not available."""
+    generated: bool = False
+    """True if the images are samples of a model instead."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page has to know."""
+        channels, height, width = self.model.image_shape
+        return {
+            "name": self.name,
+            "title": self.title,
+            "kind": self.kind,
+            "classes": list(self.model.class_names),
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "samples": 0 if self.samples is None else len(self.samples),
+            "default_confidence": self.model.default_confidence,
+            "classifier": self.model.reader and self.model.reader.name,
+            "fine_tuned": self.model.recipe.finetuning is not None,
+            "generated": self.generated,
+        }
 
 
 Catalogue = Mapping[str, ServedModel]
@@ -51,7 +77,7 @@ def load_catalogue(
     ask_classifiers: bool = True,
     load: Callable[[Recipe, str], Dataset] | None = None,
 ) -> Catalogue:
-    """Load models and their test images; faces only if a folder of CelebA is known.
+    """Load models and their test images; without a folder of CelebA, faces are generated.
 
     Args:
         ask_classifiers: verify students on the classifiers that they were distilled from; False
@@ -76,5 +102,21 @@ def load_catalogue(
         elif dataset == DATASET and load is not None:
             with suppress(InputError):  # the pictures may be gone
                 samples = load(model.recipe, name_or_path)
-        catalogue[name] = ServedModel(name, TITLES.get(name, name), kind, model, samples)
+        generated = kind == "faces" and samples is None
+        if generated:
+            faces = [each.samples for each in catalogue.values() if each.generated]
+            samples = faces[0] if faces else generated_faces(model)
+        catalogue[name] = ServedModel(
+            name, TITLES.get(name, name), kind, model, samples, generated
+        )
     return catalogue
+
+
+def generated_faces(model: Model) -> Dataset:
+    """Return a few samples of a model of faces, all of whose models may show them.
+
+    Their labels are those of this model; whoever has no CelebA can still see a face change.
+    """
+    labels = torch.arange(GENERATED_FACES) % len(model.class_names)
+    images = model.sample(labels, temperature=TEMPERATURE, seed=GENERATED_SEED)
+    return Dataset(images.cpu(), labels, model.class_names)

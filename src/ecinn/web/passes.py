@@ -174,7 +174,10 @@ def explain_jointly(
         for place in places:
             part = _rows_of(explanation, start, start + sizes[place])
             _, by_default = model.request(questions[place].confidence)
-            answers[place] = _finite(dataclasses.replace(part, confidence_by_default=by_default))
+            planted = model.recipe.planted
+            answers[place] = _finite(
+                dataclasses.replace(part, confidence_by_default=by_default, planted=planted)
+            )
             start += sizes[place]
     _add_paths(model, network, questions, answers, latents)
     return answers

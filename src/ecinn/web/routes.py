@@ -10,7 +10,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.web import schemas
-from ecinn.web.catalogue import ServedModel
 from ecinn.web.metrics import Metrics
 from ecinn.web.service import Service
 from ecinn.web.settings import MAX_IMAGES
@@ -66,7 +65,7 @@ def api(service: Service, *, secured: bool) -> APIRouter:
     @router.get("/models", responses=_errors(), response_model=schemas.ModelsAnswer)
     async def models() -> dict[str, Any]:
         """List the models."""
-        return {"models": [_describe(served) for served in service.catalogue.values()]}
+        return {"models": [served.describe() for served in service.catalogue.values()]}
 
     @router.get(
         "/models/{name}/samples/{index}",
@@ -80,6 +79,8 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         served = service.find(name)
         png = png_bytes(to_image(image_array(service.sample(served, index))))
         assert served.samples is not None
+        if served.generated:
+            return Response(png, media_type="image/png")
         label = served.samples.class_names[int(served.samples.labels[index])]
         ascii_label = label.encode("ascii", "replace").decode()
         return Response(png, media_type="image/png", headers={"X-Label": ascii_label})
@@ -148,19 +149,6 @@ def operations(service: Service, metrics: Metrics, *, secured: bool) -> APIRoute
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router
-
-
-def _describe(served: ServedModel) -> dict[str, Any]:
-    return {
-        "name": served.name,
-        "title": served.title,
-        "kind": served.kind,
-        "classes": list(served.model.class_names),
-        **dict(zip(("channels", "height", "width"), served.model.image_shape, strict=True)),
-        "samples": 0 if served.samples is None else len(served.samples),
-        "default_confidence": served.model.default_confidence,
-        "classifier": served.model.reader and served.model.reader.name,
-    }
 
 
 def _targets(given: str | None, names: tuple[str, ...]) -> list[int | str] | str | None:

@@ -167,6 +167,13 @@ class ModelAnswer(BaseModel):
         description="The classifier that a distilled model explains: p and verdicts are about its "
         "answers, not about the model's own."
     )
+    fine_tuned: bool = Field(
+        description="True if it was trained further so that other networks, too, read its "
+        "counterfactuals as the target."
+    )
+    generated: bool = Field(
+        description="True if the test images are samples of a model, because there are no others."
+    )
 
 
 class ModelsAnswer(BaseModel):
@@ -230,7 +237,10 @@ class TargetAnswer(BaseModel):
     """The explanation of an image against one target."""
 
     target: str
-    alpha_0: float = Field(description="α at which the two classes are equally likely.")
+    alpha_0: float = Field(
+        description="α at which the two classes are equally likely before rounding to 8 bits; "
+        "`tipping_point.stored_posterior` is about the picture."
+    )
     alpha_1: float = Field(description="The paper's convincing α, 4/5 + α₀/2.")
     alpha: float = Field(
         description="α of the convincing image: α₁, or that of the requested confidence, or the "

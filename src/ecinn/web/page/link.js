@@ -35,7 +35,15 @@ export function sure(text) {
   return /^0\.([5-9]|[5-9]\d)$/.test(text ?? "") ? Number(text) : null;
 }
 
-/** The state in a link; null for values that are missing or wrong. */
+const WRONG = {
+  sample: "the number of its test picture cannot be read",
+  pixels: "its picture cannot be read",
+  target: "its target cannot be read",
+  confidence: "its confidence cannot be read",
+  alpha: "its place on the slider cannot be read",
+};
+
+/** The state in a link; null for values that are missing or wrong, which `broken` names. */
 export function read(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   let pixels = null;
@@ -45,7 +53,7 @@ export function read(hash) {
     pixels = null;
   }
   const alpha = Number.parseFloat(parts.get("alpha"));
-  return {
+  const state = {
     model: parts.get("model"),
     sample: whole(parts.get("sample")),
     pixels,
@@ -53,4 +61,6 @@ export function read(hash) {
     confidence: sure(parts.get("confidence")),
     alpha: Number.isFinite(alpha) ? alpha : null,
   };
+  const broken = Object.keys(WRONG).filter((name) => parts.has(name) && state[name] === null);
+  return { ...state, broken: broken.map((name) => WRONG[name]) };
 }

@@ -1,6 +1,6 @@
 /** Messages: errors and what to do, text for screen readers, the token dialog. */
 
-import { listeners } from "./api.js";
+import { listeners } from "./service.js";
 
 export const at = (id) => document.getElementById(id);
 
@@ -38,6 +38,9 @@ listeners.busy = (seconds) => {
   const words = `The service is busy. Trying again in ${Math.ceil(seconds)} s …`;
   notice(seconds ? words : "");
 };
+
+/* Where the prediction will stand: nothing moves. */
+listeners.loading = (words) => (at("verdict").textContent = words);
 
 listeners.token = (again) =>
   new Promise((resolve) => {

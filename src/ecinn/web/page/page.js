@@ -7,27 +7,34 @@ import { Easel, greyImage } from "./easel.js";
 import * as link from "./link.js";
 import * as panels from "./panels.js";
 import { png, readPicture, wholePng } from "./photo.js";
+import { peek } from "./peek.js";
 import { Plot } from "./plot.js";
 import { decode, decodePath, paint, paintOverlay, paintPixels, wipe } from "./prints.js";
+import { inBrowser } from "./service.js";
 import { Slider, stopsOf } from "./slider.js";
 import { rows } from "./strokes.js";
 import { at, attempt, notice, say } from "./messages.js";
 import { arrange, settle } from "./tools.js";
 import {
   ALPHA_1,
+  brokenWords,
+  changeWords,
   emptyHeadline,
   leadWords,
+  liveWords,
   named,
   obtainedWords,
   percent,
   plotKeyWords,
   readerWords,
   restName,
+  short,
   tieName,
+  trainingWords,
   winner,
 } from "./words.js";
 
-/** Frames of a path; faces take the network thirty times as long. */
+/** Frames of a path; faces take the network thirty times as long, browsers three times. */
 const FRAMES = { digits: 41, dots: 41 };
 const FRAMES_OF_OTHERS = 21;
 /** The picture of a first visit: a three that becomes an eight. */
@@ -90,7 +97,7 @@ const predictLive = api.latest(async () => {
     const prediction = await api.predict(model, image());
     if (state.source !== source || !WAITING.has(at("stage").dataset.state)) return;
     showPrediction(prediction);
-    at("question").textContent = `This looks like ${named(model, prediction.predicted)}.`;
+    at("question").textContent = liveWords(model, prediction.predicted);
   } catch (error) {
     if (![429, 503].includes(error.status)) notice(error.message);
   }
@@ -109,6 +116,7 @@ function drawn() {
   explained.clear();
   state.source = ownSource();
   state.label = null;
+  peek(null);
   showInput();
   at("zoom").value = String(easel.photo?.zoom ?? 1);
   settle("stale");
@@ -128,6 +136,7 @@ function empty() {
   renew();
   Object.assign(state, { source: null, predicted: null, target: null, answer: null, frames: [] });
   slider.forget();
+  peek(null);
   plot.show(null);
   for (const id of ["input", "answer", "change"]) wipe(at(id));
   panels.moveBars(at("bars"), null);
@@ -184,7 +193,7 @@ function showPrediction({ predicted, posterior, student, typical, caution }) {
   const text = `${named(model, predicted)}, ${percent(posterior[predicted])}`;
   const truth = label === null ? "" : label === model.classes[predicted] ? "" : ` (labelled ${label})`;
   at("verdict").textContent = text + truth;
-  at("input-words").textContent = `${model.classes[predicted]} · ${percent(posterior[predicted])}`;
+  at("input-words").textContent = `${short(model, predicted)} · ${percent(posterior[predicted])}`;
   at("input").setAttribute("aria-label", `Input, classified as ${text}`);
   at("readers").hidden = !student;
   if (student) at("readers").textContent = readerWords(model, student);
@@ -211,8 +220,8 @@ async function ask(target, signal) {
   const targets = target === null ? null : [target];
   const { model } = state;
   const options = { targets, ...confidenceOptions() };
-  if (!easel.drawable) await preview(await api.explain(model, image(), options, signal), signal);
-  const path = FRAMES[model.kind] ?? FRAMES_OF_OTHERS;
+  if (inBrowser || !easel.drawable) await preview(await api.explain(model, image(), options, signal), signal);
+  const path = (!inBrowser && FRAMES[model.kind]) || FRAMES_OF_OTHERS;
   const whole = await api.explain(model, image(), { ...options, path }, signal);
   const [answer] = whole.targets;
   const explanation = { whole, answer, frames: await decodePath(answer.path) };
@@ -223,12 +232,13 @@ async function ask(target, signal) {
 
 /** The end of the path, while the path itself is still computed. */
 async function preview(whole, signal) {
-  const [{ target, convincing, explained: isExplained, heatmap, sentences }] = whole.targets;
+  const [{ target, convincing, explained: isExplained, heatmap, fullColour, sentences }] = whole.targets;
   const pictures = await Promise.all([convincing.image, heatmap].map(decode));
   signal.throwIfAborted();
   showPrediction(whole);
   paint(at("answer"), pictures[0]);
   paint(at("change"), pictures[1]);
+  showScale(fullColour);
   at("answer-words").textContent = "";
   panels.showQuestion(at("question"), state.model, whole.predicted, target);
   panels.markTargets(at("targets"), state.model, whole.predicted, target);
@@ -314,6 +324,12 @@ function askedOf({ whole, answer }) {
   ];
 }
 
+/** The changes at both ends of the heatmap's colours. */
+function showScale(fullColour) {
+  at("scale-low").textContent = `−${changeWords(fullColour)}`;
+  at("scale-high").textContent = `+${changeWords(fullColour)}`;
+}
+
 function showAnswer({ whole, answer, frames }, alpha = null) {
   const { model, predicted } = state;
   const { target, tippingAlpha, alpha: rest } = answer;
@@ -323,6 +339,7 @@ function showAnswer({ whole, answer, frames }, alpha = null) {
   const end = frames.at(-1).alpha;
   const marks = [tippingAlpha, rest];
   settle("ready");
+  showScale(answer.fullColour);
   const stops = stopsOf(answer, end, tieName(answer), restName(confidence(), answer.explained));
   slider.show({ frames, stops, names: model.classes, q: target });
   plot.show({ frames, end, p: predicted, q: target, names: model.classes, marks, asked });
@@ -346,6 +363,8 @@ async function showWall(signal) {
   const { targets } = await api.explain(model, image(), options, signal);
   panels.showGrid(at("grid"), model, targets, chooseTarget);
   panels.markGrid(at("grid"), state.target);
+  const [{ fullColour }] = targets;
+  at("wall-scale").textContent = `Full colour: a change of ${changeWords(fullColour)}.`;
   at("wall").dataset.fresh = "true";
   at("wall").hidden = false;
 }
@@ -360,9 +379,10 @@ function showFrame(step) {
   const shown = known ?? posterior;
   const most = winner(shown);
   const reader = model.classifier && !known ? "student: " : "";
-  const words = `${reader}${model.classes[most]} · ${percent(shown[most])}`;
+  const words = `${reader}${short(model, most)} · ${percent(shown[most])}`;
   paint(at("answer"), picture);
   at("answer-words").textContent = words;
+  peek(picture, `${at("input-words").textContent} → ${words}`);
   at("answer").setAttribute("aria-label", `Counterfactual at α ${alpha.toFixed(2)}, classified as ${words}`);
   showChange();
   clearTimeout(writing);
@@ -375,7 +395,8 @@ function showChange() {
   if (state.overlay) paintOverlay(at("change"), state.input, frame.heatmap);
   else paint(at("change"), frame.heatmap);
   const where = state.overlay ? ", over the input" : "";
-  const words = `Heatmap at α ${frame.alpha.toFixed(2)}: red becomes lighter, blue darker${where}`;
+  const full = changeWords(state.answer.fullColour);
+  const words = `Heatmap at α ${frame.alpha.toFixed(2)}: red becomes lighter, blue darker, by ${full} at full colour${where}`;
   at("change").setAttribute("aria-label", words);
 }
 
@@ -388,14 +409,23 @@ function writeLink() {
 
 /* Start */
 
+/** True if one picture can be the input of both networks. */
+function sameInput(a, b) {
+  return ["kind", "channels", "height", "width", "samples"].every((name) => a[name] === b[name]);
+}
+
+/** Another network of the same kind of pictures explains the picture that is there. */
 async function useModel(name, wish = null) {
   const model = state.models.find((each) => each.name === name) ?? state.models[0];
+  const kept = !wish && state.source && sameInput(state.model, model) ? state.source : null;
+  const target = kept && String(state.model.classes) === String(model.classes) ? state.target : null;
   renew();
   slider.forget();
   explained.clear();
-  Object.assign(state, { model, source: null, target: null, answer: null, frames: [] });
+  Object.assign(state, { model, source: kept, target: null, answer: null, frames: [] });
   document.documentElement.dataset.kind = model.kind;
-  easel.use(model);
+  if (kept) easel.model = model;
+  else easel.use(model);
   for (const id of ["wall", "readers", "unexplained"]) at(id).hidden = true;
   at("lead").textContent = leadWords(model);
   at("plot-key").hidden = !model.classifier;
@@ -404,7 +434,9 @@ async function useModel(name, wish = null) {
   panels.showBars(at("bars"), model);
   panels.showTargets(at("targets"), model, chooseTarget);
   panels.showConfidences(at("confidence"), model, state.confidence);
-  await attempt(() => begin(model, wish ?? FIRST[model.kind] ?? {}));
+  at("training").textContent = trainingWords(model);
+  if (kept) await again({ target });
+  else await attempt(() => begin(model, wish?.model ? wish : (FIRST[model.kind] ?? {})));
 }
 
 function begin(model, wish) {
@@ -415,10 +447,24 @@ function begin(model, wish) {
 }
 
 /** Shows the state in the address; without one, the picture of a first visit. */
-function follow() {
+async function follow() {
   const linked = link.read(location.hash);
   state.confidence = linked.confidence;
-  return useModel(linked.model, linked.model ? linked : null);
+  if (!linked.model) return useModel(null, {});
+  await useModel(linked.model, linked);
+  const words = brokenWords(brokenParts(linked));
+  if (words && at("notice").hidden) notice(words);
+  return undefined;
+}
+
+/** The parts of a link that this page cannot show. */
+function brokenParts({ broken, model: name, sample, target }) {
+  const { model } = state;
+  const parts = [...broken];
+  if (model.name !== name) parts.push("its network is not served here");
+  else if (sample !== null && sample >= model.samples) parts.push("it has no such test picture");
+  if (target !== null && target >= model.classes.length) parts.push("its target is not a class");
+  return parts;
 }
 
 listen({

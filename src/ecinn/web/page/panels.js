@@ -1,6 +1,6 @@
 /** The parts of the page that show classes: models, targets, bars, the grid, the sentences. */
 
-import { ALPHA_1, brief, choiceWords, named, percent, question } from "./words.js";
+import { ALPHA_1, brief, choiceWords, named, percent, question, short } from "./words.js";
 
 /** Confidences that the page offers; links may contain others. */
 const CONFIDENCES = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
@@ -116,7 +116,7 @@ export function showGrid(grid, model, targets, choose) {
     }
     const caption = make("span", "card-words");
     const failed = each.explained === false ? ", not explained" : "";
-    caption.append(make("b", "", model.classes[each.target]), ` ${percent(share)}${failed}`);
+    caption.append(make("b", "", short(model, each.target)), ` ${percent(share)}${failed}`);
     card.append(caption);
     card.toggleAttribute("data-missed", !(each.explained ?? each.convincing.reached));
     const words = `Changed into ${named(model, each.target)}, ${percent(share)}${failed}`;

@@ -1,7 +1,7 @@
 /** Shows the tools that apply now, with their names. */
 
 import { at } from "./messages.js";
-import { arrowKeys, emptyWords, hint } from "./words.js";
+import { arrowKeys, emptyWords, hint, sampleWords } from "./words.js";
 
 /** Tools of the easel.
  * @param {{model: object, source: object | null}} state
@@ -9,7 +9,10 @@ import { arrowKeys, emptyWords, hint } from "./words.js";
 export function arrange({ model, source }, easel) {
   const test = source?.sample;
   at("board").dataset.kind = easel.photo ? "photo" : model.kind;
-  nameSurface(at("pad"), test === undefined ? "Your picture" : `Test picture ${test}`, arrowKeys(easel, model));
+  const sample = sampleWords(model);
+  const name = `${sample[0].toUpperCase()}${sample.slice(1)}`;
+  at("index-words").textContent = name;
+  nameSurface(at("pad"), test === undefined ? "Your picture" : `${name} ${test}`, arrowKeys(easel, model));
   at("empty").hidden = !easel.blank;
   at("empty").textContent = emptyWords(model);
   at("hint").textContent = hint(easel, model);

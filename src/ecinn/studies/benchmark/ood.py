@@ -1,0 +1,202 @@
+"""Measure what the out-of-distribution detector of a digit model catches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from ecinn import equations
+from ecinn.data.dataset import Dataset, Split
+from ecinn.data.mnist import read_mnist
+from ecinn.data.photographs import read_photograph
+from ecinn.drawing.table import Table, number, percent_interval
+from ecinn.errors import InputError
+from ecinn.metrics.statistics import Interval, proportion
+from ecinn.model import Model
+from ecinn.pixels import StoredImages, to_pixels
+from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark.record import note
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LOOK_ALIKES = "BIOSZ"
+"""Letters that are drawn like an 8, 1, 0, 5 and 2."""
+FONTS: Mapping[Split, tuple[str, ...]] = {
+    "test": (
+        "DejaVuSans", "DejaVuSans-Oblique", "DejaVuSans-Bold", "DejaVuSansMono",
+        "DejaVuSansMono-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSerif-Bold",
+    ),
+    "validation": (
+        "STIXGeneral", "STIXGeneralItalic", "STIXGeneralBol", "cmr10", "cmss10", "cmti10",
+        "cmtt10", "cmb10",
+    ),
+}  # fmt: skip
+"""Fonts that come with matplotlib: those that choices are made on, and those that score."""
+_DRAWS = 3
+"""Pictures of each letter in each font, rotated and slanted at random."""
+_NOISE = 500
+_BATCH = 500
+_SIDE = 280
+
+Score = Float[Tensor, " images"]
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What the detector makes of one kind of images."""
+
+    auroc: Mapping[str, float]
+    """P(score of such an image > score of a digit) of each score; 0.5 is chance."""
+    flagged: Interval
+    """Share that is flagged for any reason."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Digits, which should not be flagged, and images of other kinds, which should."""
+
+    split: Split
+    seed: int
+    digits: Interval
+    """Share of the digits that is flagged."""
+    kinds: Mapping[str, Caught]
+    by_letter: Mapping[str, float]
+    """Share of every letter's pictures that is flagged."""
+
+
+def measure_detection(
+    model: Model,
+    digits: Dataset,
+    fashion: StoredImages | None = None,
+    *,
+    split: Split = "test",
+    seed: int = 0,
+    observe: Observer = ignore,
+) -> Detection:
+    """Compare the scores of digits with those of letters, noise and other images.
+
+    Args:
+        fashion: images of clothes, if there are any.
+        split: the split that `digits` is; others than test use other fonts.
+    """
+    if model.image_shape != (1, 28, 28):
+        raise InputError("these letters are framed as digits are: give a model of 28×28 digits")
+    letters = draw_letters(FONTS["test" if split == "test" else "validation"], seed)
+    plain = torch.tensor([letter not in LOOK_ALIKES for letter in LETTERS])
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randint(256, (_NOISE, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    others = {"letters": letters.flatten(0, 1), "noise": noise}
+    if fashion is not None:
+        others["Fashion-MNIST"] = fashion
+    count = counter(observe, "images", len(digits) + sum(map(len, others.values())))
+    usual, false_alarms = _scores(model, digits.images, count, 0)
+    kinds, done = {}, len(digits)
+    for name, images in others.items():
+        scores, flags = _scores(model, images, count, done)
+        done += len(images)
+        kinds[name] = _caught(usual, scores, flags)
+        if name == "letters":
+            per_letter = flags.reshape(len(LETTERS), -1)
+            rows = plain.repeat_interleave(per_letter.shape[1])
+            chosen = {score: values[rows] for score, values in scores.items()}
+            kinds[f"letters without {' '.join(LOOK_ALIKES)}"] = _caught(usual, chosen, flags[rows])
+    shares = per_letter.double().mean(1).tolist()
+    by_letter = dict(zip(LETTERS, shares, strict=True))
+    return Detection(split, seed, proportion(false_alarms), kinds, by_letter)
+
+
+def draw_letters(fonts: Sequence[str], seed: int) -> Tensor:
+    """Return "letters draws 1 28 28": capitals, as the model would read a scan of them."""
+    try:
+        from matplotlib import get_data_path
+    except ImportError:
+        raise InputError(
+            "the letters need matplotlib's fonts: pip install 'ecinn[benchmark]'"
+        ) from None
+    folder = Path(get_data_path()) / "fonts" / "ttf"
+    random = np.random.default_rng(seed)
+    loaded = [ImageFont.truetype(folder / f"{name}.ttf", 150) for name in fonts]
+    drawn = []
+    for letter in LETTERS:
+        pictures = [
+            _letter(letter, font, random.uniform(-8, 8), random.uniform(-0.15, 0.15))
+            for font in loaded
+            for _ in range(_DRAWS)
+        ]
+        framed = [read_photograph(each, (1, 28, 28), digit=True).image for each in pictures]
+        drawn.append(torch.stack(framed))
+    return torch.stack(drawn)
+
+
+def _letter(
+    letter: str, font: ImageFont.FreeTypeFont, degrees: float, slant: float
+) -> Image.Image:
+    middle = _SIDE / 2
+    paper = Image.new("L", (_SIDE, _SIDE))
+    ImageDraw.Draw(paper).text((middle, middle), letter, 255, font, anchor="mm")
+    shear = (1.0, slant, -slant * middle, 0.0, 1.0, 0.0)
+    smooth = Image.Resampling.BILINEAR
+    slanted = paper.transform(paper.size, Image.Transform.AFFINE, shear, smooth)
+    return slanted.rotate(degrees, smooth)
+
+
+def load_fashion(folder: Path, split: Split) -> StoredImages:
+    """Read Fashion-MNIST, whose files are named like MNIST's: test, or the first of training."""
+    data = read_mnist("test" if split == "test" else "train", folder)
+    return data.first(10_000).images
+
+
+@torch.inference_mode()
+def _scores(
+    model: Model, images: StoredImages, count: Callable[[int], None], done: int
+) -> tuple[dict[str, Score], Bool[Tensor, " images"]]:
+    """Return −log p(x) and ‖z − μ̄_p‖² of every image, and whether it is flagged."""
+    parts = []
+    for start in range(0, len(images), _BATCH):
+        x = to_pixels(images[start : start + _BATCH].to(model.device))
+        z, log_det = model.encode_with_log_det(x)
+        log_p = equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
+        residual = z - model.mu_bar[equations.predicted_class(z, model.mu)]
+        flags = model.ood.flags(z, residual, log_p).any(1)
+        parts.append((-log_p, residual.square().sum(1), flags))
+        count(done + start + len(x))
+    unlikely, far, flagged = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    return {"−log p(x)": unlikely, "distance": far}, flagged
+
+
+def _caught(
+    usual: Mapping[str, Float[Tensor, " digits"]],
+    scores: Mapping[str, Score],
+    flags: Bool[Tensor, " images"],
+) -> Caught:
+    aurocs = {name: auroc(usual[name], values) for name, values in scores.items()}
+    return Caught(aurocs, proportion(flags))
+
+
+def auroc(usual: Float[Tensor, " usual"], unusual: Float[Tensor, " unusual"]) -> float:
+    """P(unusual > usual) + ½ P(equal): area under the ROC curve of a detector."""
+    ranked = usual.double().sort().values
+    below = torch.searchsorted(ranked, unusual.double())
+    not_above = torch.searchsorted(ranked, unusual.double(), right=True)
+    return float((below + not_above).double().mean() / (2 * len(usual)))
+
+
+def detection_table(result: Detection) -> Table:
+    """Lay out a row for the digits and one for every other kind of images."""
+    scores = next(iter(result.kinds.values())).auroc
+    first = {"images": f"{result.split} digits", "n": f"{result.digits.n:,}"}
+    blank = {f"AUROC, {score}": "–" for score in scores}
+    rows = [first | blank | {"flagged %": percent_interval(result.digits)}]
+    for name, caught in result.kinds.items():
+        found = {f"AUROC, {score}": number(value, 3) for score, value in caught.auroc.items()}
+        named = {"images": name, "n": f"{caught.flagged.n:,}"}
+        rows.append(named | found | {"flagged %": percent_interval(caught.flagged)})
+    fonts = FONTS["test" if result.split == "test" else "validation"]
+    missed = sorted(result.by_letter, key=lambda letter: result.by_letter[letter])
+    said = ", ".join(f"{letter} {100 * result.by_letter[letter]:.0f} %" for letter in missed[:8])
+    words = note("ood", "table", fonts=", ".join(fonts), draws=_DRAWS, least=said)
+    return Table.of("What the out-of-distribution detector flags", rows, [words])

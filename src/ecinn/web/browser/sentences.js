@@ -1,0 +1,43 @@
+/** What the service says in words; tests compare both. */
+
+/** A probability, without rounding up to 100 % or down to 0 %. */
+export function percent(share) {
+  if (share > 0.9995) return "> 99.9 %";
+  return share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
+}
+
+/** A digit with its article, and other names as they are. */
+export function article(name) {
+  if (!/^\d+$/.test(name)) return name;
+  return /^8|^1[18]$/.test(name) ? `an ${name}` : `a ${name}`;
+}
+
+export function requestWords(confidence, byDefault) {
+  if (confidence === "alpha_1") return "α₁ (the paper's)";
+  return `${Number((100 * confidence).toPrecision(6))} % requested${byDefault ? " (this model's default)" : ""}`;
+}
+
+/** Warns of an out-of-distribution image. */
+export function cautionOf({ out_of_distribution: { reasons } }, flagged) {
+  if (!flagged.length) return null;
+  const words = flagged.map((reason) => reasons[reason]).join(" and ");
+  return `This image does not look like a training image: it is ${words}.`;
+}
+
+/** Describes one counterfactual, the most important first. */
+export function sentencesOf({ classes, kind }, found, caution) {
+  const { p, q, confidence, reachable, asRequested, tipping, end, request } = found;
+  const name = classes.map(kind === "dots" ? (each) => `label ${each}` : article);
+  const winner = end.stored.indexOf(Math.max(...end.stored));
+  const lines = [`The stored image is classified as ${name[winner]} (${percent(end.stored[winner])}).`];
+  if (winner !== q) lines.push(`The target, ${name[q]}, was not reached.`);
+  if (!reachable) lines.push(`The highest reachable confidence is ${percent(end.posterior[q])}.`);
+  else if (confidence !== null && !asRequested) lines.push(`It misses the request: ${request}.`);
+  const most = tipping.stored.indexOf(Math.max(...tipping.stored));
+  const said = [...new Set([p, q, most])].map((label) => `${name[label]} with ${percent(tipping.stored[label])}`);
+  lines.push(
+    `The stored tipping point is ${said.join(" and ")}; before rounding to 8 bits, ${name[p]} and ${name[q]} tie.`,
+  );
+  if (caution) lines.push(`Caution: ${caution[0].toLowerCase()}${caution.slice(1)}`);
+  return lines;
+}
