@@ -399,9 +399,11 @@ def test_faces_are_generated_if_their_folder_is_not_known(
 ) -> None:
     monkeypatch.delenv("ECINN_CELEBA", raising=False)
     monkeypatch.chdir(tmp_path)
-    faces = load_catalogue(["celeba-smile"])
+    faces = load_catalogue(["celeba-smile", "celeba-makeup"])
+    # One face can be compared across labels.
+    assert faces["celeba-makeup"].samples is faces["celeba-smile"].samples
     with running(faces) as address:
-        (model,) = httpx.get(f"{address}/api/v1/models").json()["models"]
+        model, _ = httpx.get(f"{address}/api/v1/models").json()["models"]
         assert model["kind"] == "faces"
         assert (model["generated"], model["fine_tuned"]) == (True, True)
         served = faces["celeba-smile"]
