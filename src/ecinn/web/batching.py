@@ -123,16 +123,21 @@ class Batcher(Generic[Ask, Answer]):
             await self._arrived.wait()
             if self._key is not None:
                 await asyncio.sleep(self._settings.join_seconds)
-            if jobs := self._take():
-                clients = {job.client for job in jobs}
-                alone = clients if len(clients) == 1 else ()
-                self._alone.update(alone)
-                await self._run(jobs)
-                self._alone.subtract(alone)
-                self._alone += Counter()  # forgets clients without a batch
-                self._arrived.set()
-            else:
+            if not await self._work_once():
                 self._arrived.clear()
+
+    async def _work_once(self) -> bool:
+        """Compute a batch; return False if there is none. Keeps nothing of it in memory."""
+        if not (jobs := self._take()):
+            return False
+        clients = {job.client for job in jobs}
+        alone = clients if len(clients) == 1 else ()
+        self._alone.update(alone)
+        await self._run(jobs)
+        self._alone.subtract(alone)
+        self._alone += Counter()  # forgets clients without a batch
+        self._arrived.set()
+        return True
 
     def _take(self) -> list[_Job[Ask, Answer]]:
         """Take the request whose turn it is and, in turn, those that may be batched with it."""
