@@ -259,6 +259,23 @@ def test_decodings_that_wait_are_bounded(
         assert {first.result().status_code, second.result().status_code} == {422}
 
 
+def test_memory_is_returned_after_work_and_only_then(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("ecinn.web.service.TRIM_SECONDS", 0.02)
+    monkeypatch.setattr("ecinn.web.service._malloc_trim", lambda: trims.append)
+    with running(catalogue, FAST) as address:
+        assert httpx.get(f"{address}/health").status_code == 200
+        time.sleep(0.2)
+        assert not trims
+        for count in (1, 2):
+            assert httpx.post(f"{address}/api/v1/predict", json=ask()).status_code == 200
+            wait_until(lambda count=count: len(trims) == count)
+        time.sleep(0.2)
+        assert trims == [0, 0]
+
+
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_of_other_sites_cannot_post(address: str, site: str) -> None:
     url, headers = f"{address}/api/v1/predict", {"Sec-Fetch-Site": site}
