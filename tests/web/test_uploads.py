@@ -139,9 +139,9 @@ def test_a_large_photograph_is_still_turned_upright(mnist: Model) -> None:
     picture.paste(0, (300, 400, 500, 1800))
     exif, turned = Image.Exif(), io.BytesIO()
     exif[0x0112] = 6
-    picture.save(turned, "JPEG", exif=exif)
+    picture.save(turned, "PNG", exif=exif)
     upright = io.BytesIO()
-    picture.transpose(Image.Transpose.ROTATE_270).save(upright, "JPEG")
+    picture.transpose(Image.Transpose.ROTATE_270).save(upright, "PNG")
     images = [
         read_image(file.getvalue(), mnist, 24_000_000)[0].float() for file in (turned, upright)
     ]
