@@ -170,7 +170,9 @@ async def drive(port: int, clients: int, seconds: float) -> dict[str, Any]:
             turn += 1
             begun = time.perf_counter()
             try:
-                status, wait, connection = await ask(port, *request(kind, turn), connection)
+                status, wait, connection = await ask(
+                    port, *request(kind, turn), connection, own_address(number)
+                )
                 statuses[str(status)] += 1
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 status, wait, connection = 0, 0.0, None
@@ -213,14 +215,25 @@ def request(kind: str, turn: int) -> tuple[str, bytes]:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+def own_address(number: int) -> tuple[str, int] | None:
+    """Return an address for each client: what one client may do at once is bounded."""
+    if sys.platform != "linux":  # other systems have one loopback address
+        return None
+    return f"127.0.{1 + number // 250}.{1 + number % 250}", 0
+
+
 async def ask(
-    port: int, path: str, body: bytes, connection: Connection | None
+    port: int,
+    path: str,
+    body: bytes,
+    connection: Connection | None,
+    own: tuple[str, int] | None = None,
 ) -> tuple[int, float, Connection | None]:
     """Send a request; return its status, the seconds to wait, and the connection to reuse.
 
     Written without a client library, which would take more of the shared cores than the service.
     """
-    reader, writer = connection or await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = connection or await asyncio.open_connection("127.0.0.1", port, local_addr=own)
     writer.write(
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n".encode()

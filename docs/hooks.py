@@ -87,7 +87,9 @@ def command_page() -> str:
         "Results go to stdout; progress, notes and errors to stderr. Exit codes: 0 success,"
         " 1 internal failure, 2 unusable input, 130 interrupted. `ECINN_DEBUG=1` shows tracebacks,"
         " `ECINN_CELEBA` names the folder of CelebA, `ECINN_CACHE` the folder of decoded images,"
-        " `ECINN_TOKEN` the bearer token of `ecinn serve`.",
+        " `ECINN_TOKEN` the bearer token of `ecinn serve`, `ECINN_SERVE_…` its"
+        " [limits](../deploy.md#limits), `ECINN_MAX_PIXELS` and `ECINN_MAX_ASPECT`"
+        " the largest pictures that are read.",
     ]
     for panel, names in PANELS.items():
         parts.append(f"## {panel}")

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from ecinn.data.framing import Framing, Intensity
 from ecinn.data.mnist import load_mnist
-from ecinn.data.photographs import read_photograph
+from ecinn.data.photographs import LARGE_SIDE, read_photograph, shrink
 from ecinn.errors import InputError
 
 DIGIT = (1, 28, 28)
@@ -224,6 +224,68 @@ def test_a_file_is_refused_by_its_header_before_the_rest_is_read(tmp_path: Path)
                 with pytest.raises(InputError, match=words):
                     read_photograph(source, DIGIT, digit=True)
             assert not file.closed
+
+
+def test_narrow_pictures_are_refused_unless_the_environment_allows_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    narrow, large = Image.new("L", (1010, 10)), Image.new("L", (50, 50))
+    with pytest.raises(InputError, match="too narrow"):
+        read_photograph(narrow, DIGIT, digit=True)
+    monkeypatch.setenv("ECINN_MAX_ASPECT", "101")
+    assert read_photograph(narrow, DIGIT, digit=True).image.shape == DIGIT
+    monkeypatch.setenv("ECINN_MAX_PIXELS", "2499")
+    with pytest.raises(InputError, match="too large"):
+        read_photograph(large, DIGIT, digit=True)
+    monkeypatch.setenv("ECINN_MAX_PIXELS", "2500")
+    assert read_photograph(large, DIGIT, digit=True).image.shape == DIGIT
+    monkeypatch.setenv("ECINN_MAX_PIXELS", "many")
+    with pytest.raises(InputError, match="above 0"):
+        read_photograph(large, DIGIT, digit=True)
+
+
+def test_enormous_pictures_are_reduced_and_that_is_noted() -> None:
+    picture = Image.new("L", (2 * LARGE_SIDE + 1, 100), 60)
+    read = read_photograph(picture, (1, 8, 8), digit=False)
+    assert read.image.unique().tolist() == [60]
+    assert read.notes[0] == f"reduced from {2 * LARGE_SIDE + 1}×100 to {LARGE_SIDE + 1}×50"
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "L", "RGB", "CMYK", "I;16", "F"])
+@pytest.mark.parametrize("seed", range(3))
+def test_reducing_takes_the_mean_of_blocks(
+    mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(seed)
+    height, width = generator.integers(40, 90, 2)
+    monkeypatch.setattr("ecinn.data.photographs.STRIP_PIXELS", int(generator.integers(1, 2000)))
+    values = generator.integers(0, 256, (height, width, 3), np.uint8)
+    if mode == "I;16":
+        picture = Image.fromarray(values[..., 0].astype(np.uint16) * 200)
+    else:
+        picture = Image.fromarray(values).convert(mode)
+    whole = picture.convert({"1": "L", "P": "RGB", "I;16": "I"}.get(mode, mode))
+    factor = max(height, width) // 20
+    small = np.asarray(shrink(picture, 20), dtype=np.float64)
+    full = np.asarray(whole, dtype=np.float64)
+    for y, x in np.ndindex(small.shape[:2]):
+        block = full[y * factor : (y + 1) * factor, x * factor : (x + 1) * factor]
+        assert np.abs(small[y, x] - block.mean((0, 1))).max() <= 1
+    assert small.shape[:2] == (-(-height // factor), -(-width // factor))
+    assert max(small.shape[:2]) < 41
+
+
+def test_reducing_keeps_transparency() -> None:
+    """Half of every block is transparent black: the other half alone has a colour."""
+    values = np.zeros((64, 64, 4), np.uint8)
+    values[::2] = (200, 100, 50, 255)
+    reduced = shrink(Image.fromarray(values), 16)
+    assert reduced.size == (16, 16)
+    assert np.abs(np.asarray(reduced).astype(int) - (200, 100, 50, 128)).max() <= 2
+    palette = Image.new("P", (64, 64), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    palette.info["transparency"] = 1
+    assert np.asarray(shrink(palette, 16)).reshape(-1, 4)[:, 3].max() == 0
 
 
 def test_files_are_closed_unless_the_caller_opened_them(tmp_path: Path) -> None:

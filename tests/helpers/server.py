@@ -26,10 +26,12 @@ PATIENCE = 60.0
 
 
 @contextlib.contextmanager
-def running(catalogue: Catalogue, settings: Settings = FAST, **options: Any) -> Iterator[str]:
+def running(
+    catalogue: Catalogue, settings: Settings = FAST, host: str = "127.0.0.1", **options: Any
+) -> Iterator[str]:
     """Run a server and yield its address."""
     app = create_app(catalogue, settings, **options)
-    listening = listen("127.0.0.1", 0)
+    listening = listen(host, 0)
     server = uvicorn.Server(configuration(app, settings))
     server.config.log_config = None
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -97,10 +99,10 @@ def ask(sample: int = 18, **more: Any) -> dict[str, Any]:
     return {"model": "mnist", "images": [{"sample": sample}], **more}
 
 
-def connect(address: str) -> socket.socket:
-    """Open a connection for raw requests."""
+def connect(address: str, client: str = "") -> socket.socket:
+    """Open a connection for raw requests, from an address of this machine."""
     host, _, port = address.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+    return socket.create_connection((host, int(port)), PATIENCE, (client, 0))
 
 
 def everything(connection: socket.socket) -> bytes:

@@ -1,6 +1,7 @@
 """The queue alone: which requests are batched, refused and dropped."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from ecinn.web.batching import Batcher, FullError
+from ecinn.web.clients import CLIENT
 from ecinn.web.settings import Settings
 
 
@@ -159,10 +161,57 @@ def test_several_workers_compute_at_the_same_time() -> None:
     squares.gate.clear()
 
     async def use(batcher: "Batcher[int, int]") -> None:
-        tasks = [asyncio.create_task(batcher.submit(n)) for n in (2, 3)]
+        tasks = [submit_as("a", batcher, 2), submit_as("b", batcher, 3)]
         while len(squares.passes) < 2:
             await asyncio.sleep(0.005)
         squares.gate.set()
         assert await asyncio.gather(*tasks) == [4, 9]
 
     with_batcher(squares, use, workers=2)
+
+
+def submit_as(client: str, batcher: "Batcher[int, int]", number: int) -> "asyncio.Task[int]":
+    context = contextvars.copy_context()
+    context.run(CLIENT.set, client)
+    return asyncio.create_task(batcher.submit(number), context=context)
+
+
+def test_clients_take_turns() -> None:
+    squares = Squares()
+
+    async def use(batcher: "Batcher[int, int]") -> None:
+        tasks = [submit_as("greedy", batcher, n) for n in (2, 4, 6, 8)]
+        tasks += [submit_as("other", batcher, n) for n in (10, 12)]
+        await asyncio.gather(*tasks)
+
+    with_batcher(squares, use, pass_values=1)
+    assert squares.passes == [[2], [10], [4], [12], [6], [8]]
+
+
+def test_one_client_never_occupies_all_workers() -> None:
+    squares = Squares()
+    squares.gate.clear()
+
+    async def use(batcher: "Batcher[int, int]") -> None:
+        tasks = [submit_as("greedy", batcher, n) for n in (2, 3, 4, 5)]
+        await asyncio.sleep(0.2)
+        assert squares.passes == [[2], [3]]
+        tasks.append(submit_as("other", batcher, 6))
+        while len(squares.passes) < 3:
+            await asyncio.sleep(0.005)
+        assert squares.passes[2] == [6]
+        squares.gate.set()
+        assert await asyncio.gather(*tasks) == [4, 9, 16, 25, 36]
+
+    with_batcher(squares, use, workers=3, pass_values=1)
+
+
+def test_without_a_key_every_request_is_computed_alone() -> None:
+    squares = Squares()
+
+    async def use(batcher: "Batcher[int, int]") -> None:
+        batcher._key = None
+        assert await asyncio.gather(*(batcher.submit(n) for n in (2, 4))) == [4, 16]
+
+    with_batcher(squares, use)
+    assert squares.passes == [[2], [4]]

@@ -1,11 +1,16 @@
 """Small requests that could cost much time, memory or connections."""
 
+import base64
+import contextlib
 import dataclasses
 import json
 import random
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
 
@@ -13,11 +18,22 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from ecinn.data.photographs import Photograph
+from ecinn.errors import InputError
 from ecinn.web import schemas
 from ecinn.web.catalogue import Catalogue
 from ecinn.web.security import CHUNK
 from ecinn.web.settings import Settings
-from helpers.server import FAST, PATIENCE, ask, connect, metric, running, wait_until
+from helpers.server import (
+    FAST,
+    PATIENCE,
+    ask,
+    connect,
+    everything,
+    metric,
+    running,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +195,85 @@ def test_one_connection_too_many_is_refused_in_one_line(catalogue: Catalogue) ->
         assert refused.headers["x-content-type-options"] == "nosniff"
         assert list(refused.json()) == ["error"]
         assert a.get(f"{address}/health").status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_idle_connections_of_one_client_do_not_lock_out_others(catalogue: Catalogue) -> None:
+    settings = Settings(threads=1, connections=12, client_connections=5)
+    name = 'ecinn_refused_total{reason="client_connections"}'
+    with running(catalogue, settings) as address, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(address, "127.0.0.2")) for _ in range(40)]
+        wait_until(lambda: metric(address, name) == 35)
+        # The first ones are kept; the others are closed soon, or at once if they are very many.
+        assert all(everything(connection) == b"" for connection in idle[5:])
+        with connect(address, "127.0.0.2") as connection:
+            connection.sendall(get("/health"))
+            answer = everything(connection)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 5" in answer.lower()
+        idle[0].sendall(get("/health"))
+        assert idle[0].recv(65536).startswith(b"HTTP/1.1 200")
+        idle[1].close()
+        refused = 'ecinn_requests_total{route="other",status="429"}'
+        assert metric(address, refused) == 1
+
+        def served() -> bool:
+            with connect(address, "127.0.0.2") as connection:
+                connection.sendall(get("/health"))
+                return connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+        wait_until(served)
+
+
+def test_a_trusted_proxy_may_open_more_connections(catalogue: Catalogue) -> None:
+    settings = Settings(threads=1, client_connections=1, trusted_proxies=("127.0.0.1",))
+    with running(catalogue, settings) as address, connect(address), connect(address):
+        assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_decodings_that_wait_are_bounded(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(files: list[bytes], *_: object) -> list[Photograph]:
+        if not files:
+            return []
+        assert gate.wait(PATIENCE)
+        raise InputError("a bad image")
+
+    monkeypatch.setattr("ecinn.web.service.read_images", slow)
+    body = {"model": "mnist", "images": [{"png": base64.b64encode(b"x").decode()}]}
+    settings = Settings(threads=1, join_seconds=0.0, decodings=1)
+    with running(catalogue, settings) as address, ThreadPoolExecutor(2) as clients:
+        url = f"{address}/api/v1/predict"
+        first = clients.submit(httpx.post, url, json=body, timeout=PATIENCE)
+        wait_until(lambda: metric(address, "ecinn_in_flight ") == 2)
+        second = clients.submit(httpx.post, url, json=body, timeout=PATIENCE)
+        wait_until(lambda: metric(address, 'ecinn_queue{queue="decode"}') == 1)
+        refused = httpx.post(url, json=body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert httpx.post(url, json=ask()).status_code == 200
+        gate.set()
+        assert {first.result().status_code, second.result().status_code} == {422}
+
+
+def test_memory_is_returned_after_work_and_only_then(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("ecinn.web.service.TRIM_SECONDS", 0.02)
+    monkeypatch.setattr("ecinn.web.service._malloc_trim", lambda: trims.append)
+    with running(catalogue, FAST) as address:
+        assert httpx.get(f"{address}/health").status_code == 200
+        time.sleep(0.2)
+        assert not trims
+        for count in (1, 2):
+            assert httpx.post(f"{address}/api/v1/predict", json=ask()).status_code == 200
+            wait_until(lambda count=count: len(trims) == count)
+        time.sleep(0.2)
+        assert trims == [0, 0]
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -34,7 +36,7 @@ IMPATIENT = Settings(
     body_seconds=1.5,
     body_bytes=20_000,
     bodies_bytes=30_000,
-    hosts=("127.0.0.1", "localhost"),
+    hosts=("given.example",),
 )
 
 
@@ -102,8 +104,42 @@ def test_other_host_names_are_refused(address: str) -> None:
     evil = httpx.get(f"{address}/health", headers={"Host": "evil.example"})
     assert evil.status_code == 400
     port = address.rpartition(":")[2]
-    for name in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}"):
+    for name in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "Given.example:80"):
         assert httpx.get(f"{address}/health", headers={"Host": name}).status_code == 200
+    assert metric(address, 'ecinn_refused_total{reason="host"}', **TOKEN) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_the_address_that_a_client_connected_to_is_a_host_name(catalogue: Catalogue) -> None:
+    with running(catalogue, FAST, host="0.0.0.0") as address:
+        other = address.replace("127.0.0.1", "127.0.0.9")
+        assert httpx.get(f"{other}/health").status_code == 200
+        wrong = {"Host": other.removeprefix("http://")}
+        assert httpx.get(f"{address}/health", headers=wrong).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("given.example", "http://given.example", 200),
+        ("given.example", "https://given.example", 200),
+        ("given.example:443", "https://given.example", 200),
+        ("given.example:8000", "http://given.example:8000", 200),
+        ("given.example:8000", "http://given.example:3000", 403),
+        ("given.example:8000", "http://given.example", 403),
+        ("given.example", "http://evil.example", 403),
+        ("given.example", "http://given.example.evil.example", 403),
+        ("given.example", "null", 403),
+        ("given.example", "", 403),
+    ],
+)
+def test_posts_are_taken_from_the_own_origin_only(
+    address: str, host: str, origin: str, status: int
+) -> None:
+    headers = TOKEN | {"Host": host, "Origin": origin}
+    answer = httpx.post(f"{address}/api/v1/predict", json=ask(), headers=headers)
+    assert answer.status_code == status
+    assert httpx.get(f"{address}/health", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("length", [10**9, None])
@@ -262,6 +298,65 @@ def test_too_many_requests_at_once_are_refused(served: ServedModel) -> None:
         assert refused.headers["retry-after"] == "1"
         classifier.gate.set()
         assert slow.result().status_code == 200
+
+
+PROXIED = Settings(
+    threads=1,
+    join_seconds=0.0,
+    client_explanations=2,
+    client_in_flight=3,
+    trusted_proxies=("127.0.0.0/8",),
+)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_one_client_has_a_share_of_the_work_in_flight(
+    served: ServedModel, *, trusted: bool
+) -> None:
+    """Clients are told apart by the proxy's header only if the proxy is trusted."""
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    settings = PROXIED if trusted else replace(PROXIED, trusted_proxies=())
+    with running(catalogue, settings) as address, ThreadPoolExecutor(4) as threads:
+
+        def post(what: str, client: str) -> httpx.Response:
+            # What a client puts into the header stands before what the proxy adds.
+            headers = {"X-Forwarded-For": f"192.0.2.99, {client}"}
+            url = f"{address}/api/v1/{what}"
+            return httpx.post(url, json=ask(), headers=headers, timeout=PATIENCE)
+
+        slow = [threads.submit(post, "explain", "192.0.2.1") for _ in range(2)]
+        wait_until(lambda: metric(address, "ecinn_in_flight ") == 3)
+        refused = post("explain", "192.0.2.1")
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "2"
+        assert metric(address, 'ecinn_refused_total{reason="client_explanations"}') == 1
+        assert post("predict", "192.0.2.1").status_code == 200
+        if trusted:
+            slow += [threads.submit(post, "explain", "192.0.2.2") for _ in range(2)]
+            wait_until(lambda: metric(address, "ecinn_in_flight ") == 5)
+        assert post("explain", "192.0.2.2").status_code == 429
+        classifier.gate.set()
+        assert [job.result().status_code for job in slow] == [200] * len(slow)
+        assert post("explain", "192.0.2.1").status_code == 200
+
+
+def test_one_client_has_a_share_of_all_requests(served: ServedModel) -> None:
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    settings = replace(PROXIED, client_in_flight=1, client_bytes=1000)
+    other = {"X-Forwarded-For": "192.0.2.2"}
+    with running(catalogue, settings) as address, ThreadPoolExecutor(1) as threads:
+        url = f"{address}/api/v1/explain"
+        slow = threads.submit(httpx.post, url, json=ask(), timeout=PATIENCE)
+        wait_until(lambda: classifier.decoded)
+        assert httpx.get(f"{address}/health").status_code == 429
+        assert httpx.get(f"{address}/health", headers=other).status_code == 200
+        classifier.gate.set()
+        assert slow.result().status_code == 200
+        large = httpx.post(f"{address}/api/v1/predict", json=ask() | {"more": "x" * 1000})
+        assert large.status_code == 429
+        assert metric(address, 'ecinn_refused_total{reason="bytes"}') == 1
 
 
 def test_the_page_is_served_and_cached(catalogue: Catalogue, tmp_path) -> None:

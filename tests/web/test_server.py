@@ -1,5 +1,6 @@
 """`ecinn serve` as a process: started, stopped, started again."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,7 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -65,7 +68,7 @@ def served() -> Iterator[Served]:
 def test_a_stop_finishes_requests_and_the_log_has_no_content_of_them(served: Served) -> None:
     headers = {"Authorization": "Bearer SECRET-token", "X-More": "SECRET-header"}
     url = served.address
-    httpx.get(f"{url}/SECRET-path?SECRET-query", headers=headers)
+    numbered = httpx.get(f"{url}/SECRET-path?SECRET-query", headers=headers)
     httpx.post(f"{url}/api/v1/predict", json={"SECRET-body": 1}, headers=headers)
     httpx.post(f"{url}/api/v1/predict", json=ask(), headers={"Authorization": "SECRET-wrong"})
     answers: list[httpx.Response] = []
@@ -88,9 +91,13 @@ def test_a_stop_finishes_requests_and_the_log_has_no_content_of_them(served: Ser
     assert len(answers[0].json()["images"][0]["targets"]) == 9
     assert "SECRET" not in log
     assert "Traceback" not in log
-    lines = [line for line in log.splitlines() if " bytes, " in line]
+    lines = [line for line in log.splitlines() if " bytes " in line]
     assert len(lines) >= 5
-    assert all(re.search(r"INFO \d+ bytes, \d{3}, \d+\.\d{3} s$", line) for line in lines)
+    pattern = r"INFO (GET|POST) (/\S*|other) \d{3} \d+\.\d{3} s \d+ bytes [0-9a-f]{16}$"
+    assert all(re.search(pattern, line) for line in lines)
+    number = numbered.headers["x-request-id"]
+    assert re.search(rf"GET other 404 \d\.\d+ s 0 bytes {number}$", log, re.MULTILINE)
+    assert any("POST /api/v1/explain 200" in line for line in lines)
 
 
 def test_killed_and_started_again_on_the_same_port() -> None:
@@ -104,6 +111,40 @@ def test_killed_and_started_again_on_the_same_port() -> None:
     assert answer.json()["images"][0]["predicted"] == "3"
     code, _ = second.stop(signal.SIGINT)
     assert code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_are_replaced_and_a_second_ctrl_c_ends_quietly() -> None:
+    served = Served("--port", "0", "--workers", "2")
+    parent = served.process.pid
+    listed = Path(f"/proc/{parent}/task/{parent}/children")
+
+    def workers() -> set[int]:
+        return set(map(int, listed.read_text().split()))
+
+    before = workers()
+    assert len(before) == 2
+    killed = min(before)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: len(workers()) == 2 and killed not in workers())
+    url = served.address
+
+    def slow() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            body = ask(targets="all", path=61)
+            httpx.post(f"{url}/api/v1/explain", json=body, timeout=PATIENCE)
+
+    client = threading.Thread(target=slow)
+    client.start()
+    wait_until(lambda: metric(url, "ecinn_in_flight ") == 2)
+    served.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    code, log = served.stop(signal.SIGINT)
+    client.join(PATIENCE)
+    assert code == 130
+    assert "Traceback" not in log
+    assert "worker 0 was killed" in log or "worker 1 was killed" in log
+    assert not any(Path(f"/proc/{worker}").exists() for worker in before)
 
 
 def test_an_unknown_model_is_refused_in_one_line() -> None:

@@ -73,7 +73,7 @@ def test_lossless_kinds_give_the_pixels_back(mnist: Model, kind: str, mode: str)
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP"])
 def test_large_pictures_are_read_at_any_size(mnist: Model, kind: str) -> None:
-    image, notes = read_image(encoded(kind, (901, 1000), "RGB"), mnist, LIMIT)
+    image, notes = read_image(encoded(kind, (901, 1000), "RGB"), mnist, 2 * LIMIT)
     assert image.shape == (1, 28, 28)
     assert notes
 
@@ -102,6 +102,58 @@ def test_bombs_are_refused_before_they_are_decoded(mnist: Model, size: tuple[int
     tracemalloc.stop()
     assert peak < 4_000_000
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("size", [(24_000_000, 1), (1, 24_000_000), (2101, 100)])
+def test_narrow_images_are_refused_before_they_are_decoded(
+    mnist: Model, size: tuple[int, int]
+) -> None:
+    data = png_header(*size)
+    tracemalloc.start()
+    with pytest.raises(TooLargeError, match="narrow"):
+        read_image(data, mnist, 24_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000
+    assert read_image(encoded("PNG", (2000, 100)), mnist, LIMIT)[0].shape == (1, 28, 28)
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "I;16", "LA"])
+def test_large_images_of_every_mode_are_reduced_before_they_become_floats(
+    mnist: Model, mode: str
+) -> None:
+    side = 4000
+    picture = Image.new(mode, (side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    tracemalloc.start()  # numpy's arrays are traced
+    _, notes = read_image(buffer.getvalue(), mnist, side**2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * side**2
+    assert any("cropped from 1334×1334" in note for note in notes)
+
+
+def test_a_large_photograph_is_still_turned_upright(mnist: Model) -> None:
+    picture = Image.new("L", (2400, 2100), 255)
+    picture.paste(0, (300, 400, 500, 1800))
+    exif, turned = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    picture.save(turned, "PNG", exif=exif)
+    upright = io.BytesIO()
+    picture.transpose(Image.Transpose.ROTATE_270).save(upright, "PNG")
+    images = [
+        read_image(file.getvalue(), mnist, 24_000_000)[0].float() for file in (turned, upright)
+    ]
+    assert images[0].max() > 200
+    assert (images[0] - images[1]).abs().mean() < 2
+
+
+def test_pixels_of_webp_files_count_twice(mnist: Model) -> None:
+    file = encoded("WEBP", (100, 100))
+    read_image(file, mnist, 20_000)
+    with pytest.raises(TooLargeError):
+        read_image(file, mnist, 19_999)
 
 
 def test_the_limit_of_pixels_is_that_of_the_settings(mnist: Model) -> None:

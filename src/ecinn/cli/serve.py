@@ -1,5 +1,6 @@
 """`ecinn serve`: serve the page and the API."""
 
+import dataclasses
 import os
 from typing import Annotated
 
@@ -26,21 +27,52 @@ def serve(
         typer.Option(help="Verify distilled models on the classifiers that they explain."),
     ] = True,
     celeba: CelebA = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name of the service besides the address; repeatable."),
+    ] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a proxy whose X-Forwarded-For is believed; repeatable."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE, also as environment variable ECINN_SERVE_NAME; repeatable."
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes, each with the models in memory.")
+    ] = 1,
 ) -> None:
     """Serve a page to explore counterfactuals, and an API; Ctrl-C stops it.
 
     If the environment variable ECINN_TOKEN is set, the API requires it as a bearer token.
     """
-    import torch
+    from ecinn.web.server import fork_workers, is_loopback, listen, run
+    from ecinn.web.settings import read_settings
 
-    from ecinn.web.app import create_app
-    from ecinn.web.catalogue import DEFAULT_MODELS, load_catalogue
-    from ecinn.web.server import LOOPBACK, is_loopback, listen, run
-    from ecinn.web.settings import Settings
-
+    given = list(limit or [])
+    for name, values in (("hosts", allow_host), ("trusted_proxies", trust_proxy)):
+        given += [f"{name}={','.join(values)}"] if values else []
+    settings = read_settings(given, os.environ)
+    settings = dataclasses.replace(
+        settings,
+        hosts=(*settings.hosts, f"[{host}]" if ":" in host else host),
+        threads=max(1, settings.threads // workers),
+    )
     token = os.environ.get(TOKEN) or None
     local = is_loopback(host)
     with listen(host, port) as listening:
+        worker = fork_workers(workers) if workers > 1 else 0
+        if worker:
+            err.quiet = out.quiet = True  # the first one speaks for all
+
+        import torch
+
+        from ecinn.web.app import create_app
+        from ecinn.web.catalogue import DEFAULT_MODELS, load_catalogue
+
         # The service has threads of its own, one per core.
         torch.set_num_threads(1)
         catalogue = load_catalogue(
@@ -58,7 +90,6 @@ def serve(
             err.print("classifiers are not asked: this explains their students only")
         if not local and token is None:
             err.print(f"[yellow]anybody who can reach {plain(host)} can use it: set {TOKEN}[/]")
-        settings = Settings(hosts=(*LOOPBACK, host) if local else ())
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
         out.print(f"serving {', '.join(catalogue)} on {plain(address)}")

@@ -1,6 +1,7 @@
 """Turn any image people have into what a model reads, and note every change made to it."""
 
 import io
+import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ecinn.data.dicom import is_dicom, read_dicom
@@ -21,7 +22,17 @@ from ecinn.errors import InputError
 Source = str | Path | bytes | io.IOBase | Image.Image
 """A path, the contents of an image file, a file opened in binary mode, or a Pillow image."""
 MAX_PIXELS = 64_000_000
-"""Larger images are refused before they are decoded: four bytes a pixel must fit in memory."""
+"""Larger images are refused before they are decoded: four bytes a pixel must fit in memory.
+
+The environment variable ECINN_MAX_PIXELS replaces it.
+"""
+MAX_ASPECT = 100
+"""Images with a larger ratio of their sides are refused before they are decoded: no model reads
+lines. The environment variable ECINN_MAX_ASPECT replaces it."""
+LARGE_SIDE = 2048
+"""Images of twice this size or more are reduced before anything is computed with their values."""
+STRIP_PIXELS = 1_000_000
+"""Pixels that are converted at once when an image is reduced."""
 DIGIT_BOX = 20
 """MNIST's digits fill a box of 20 of the 28 pixels."""
 # Cautions about digits, chosen on MNIST's training digits: 0.7 % of them get one.
@@ -103,14 +114,19 @@ def open_picture(source: object, notes: list[str]) -> Picture:
         file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
         return Picture(*read_dicom(file, notes))
     name = str(source) if isinstance(source, str | Path) else "the image"
-    limit = f"the limit is {MAX_PIXELS // 1_000_000} million): make it smaller first"
+    max_pixels = _limit("ECINN_MAX_PIXELS", MAX_PIXELS)
+    limit = f"the limit is {max_pixels / 1_000_000:g} million): make it smaller first"
     try:
         with _read_header(source) as picture:
             size = f"{picture.width}×{picture.height}"
             if 0 in picture.size:
                 raise InputError(f"{name} has no pixels ({size}): choose another file")
-            if picture.width * picture.height > MAX_PIXELS:
+            if picture.width * picture.height > max_pixels:
                 raise InputError(f"{name} is too large ({size} pixels, {limit}")
+            if aspect(picture) > (longest := _limit("ECINN_MAX_ASPECT", MAX_ASPECT)):
+                raise InputError(
+                    f"{name} is too narrow ({size} pixels, the limit is {longest}:1): crop it"
+                )
             stored = [str(tile[-1]) for tile in getattr(picture, "tile", ())]
             if any("RGB" in mode and "16" in mode for mode in stored):
                 notes.append("only the upper 8 of 16 bits a colour were used")
@@ -118,7 +134,7 @@ def open_picture(source: object, notes: list[str]) -> Picture:
             # A Pillow image is at the frame that the caller chose; phones store previews as MPO.
             single = picture is source or picture.format == "MPO"
             upright = ImageOps.exif_transpose(picture)
-            rotated = upright.size != picture.size or upright.tobytes() != picture.tobytes()
+            rotated = picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
             if not single and (frames := getattr(picture, "n_frames", 1)) > 1:
                 notes.append(f"only the first of {frames} frames was used")
     except FileNotFoundError:
@@ -138,7 +154,49 @@ def open_picture(source: object, notes: list[str]) -> Picture:
         raise InputError(f"{name} {problem} ({error}): save it again") from None
     if rotated:
         notes.append("rotated upright according to its EXIF data")
-    return Picture(upright)
+    small = shrink(upright, LARGE_SIDE)
+    if small is not upright:
+        after = f"{small.width}×{small.height}"
+        notes.append(f"reduced from {upright.width}×{upright.height} to {after}")
+    return Picture(small)
+
+
+def _limit(variable: str, default: int) -> int:
+    """Return a limit of the environment, or the default."""
+    given = os.environ.get(variable, "")
+    if given and not (given.isdecimal() and int(given)):
+        raise InputError(f"{variable} is a whole number above 0, not {given!r}")
+    return int(given or default)
+
+
+def aspect(picture: Image.Image) -> float:
+    """Return the longer side in multiples of the shorter one."""
+    return max(picture.size) / max(min(picture.size), 1)
+
+
+def shrink(picture: Image.Image, side: int) -> Image.Image:
+    """Average blocks of pixels until the longer side is less than twice the given one.
+
+    The picture is converted in strips, so that no second one of its size is made. Modes of which
+    no average can be taken become others: palettes are looked up, 16 bits become integers.
+    """
+    factor = max(picture.size) // side
+    if factor < 2:
+        return picture
+    mode = {"1": "L", "P": "RGB", "PA": "RGBA"}.get(picture.mode, picture.mode)
+    if picture.has_transparency_data:
+        mode = "LA" if mode in ("L", "LA") else "RGBA"
+    if mode.startswith("I;16"):
+        mode = "I"
+    width, height = picture.size
+    small = Image.new(mode, (-(-width // factor), -(-height // factor)))
+    small.info = {name: value for name, value in picture.info.items() if name != "transparency"}
+    rows = factor * max(1, STRIP_PIXELS // (width * factor))
+    for top in range(0, height, rows):
+        strip = picture.crop((0, top, width, min(top + rows, height)))
+        converted = strip if strip.mode == mode else strip.convert(mode)
+        small.paste(converted.reduce(factor), (0, top // factor))
+    return small
 
 
 def _read_header(source: object) -> AbstractContextManager[Image.Image]:

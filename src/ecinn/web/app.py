@@ -33,6 +33,7 @@ _STATUSES: Mapping[type[Exception], int] = {
     WrongTypeError: 415,
     EcinnError: 502,  # of the classifier that a student explains; the last, as the others are too
 }
+_REFUSALS = {413: "too_large", 415: "wrong_type"}
 
 
 def create_app(
@@ -63,10 +64,11 @@ def create_app(
     app.include_router(api(service, secured=token is not None))
     app.include_router(operations(service, metrics, secured=token is not None))
     _add_page(app, page_folder)
-    _add_errors(app)
+    _add_errors(app, metrics)
+    app.state.metrics = metrics
     # The last one added is the outermost.
-    app.add_middleware(Bounded, settings=settings)
-    app.add_middleware(Guarded, token=token, hosts=settings.hosts)
+    app.add_middleware(Bounded, settings=settings, metrics=metrics)
+    app.add_middleware(Guarded, token=token, metrics=metrics, hosts=settings.hosts)
     app.add_middleware(Hardened)
     app.add_middleware(Observed, metrics=metrics)
     return app
@@ -88,11 +90,13 @@ def _add_page(app: FastAPI, folder: Path) -> None:
         return page.documentation(app.openapi())
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error with one line and the right status."""
 
     async def known(_: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+        if status in _REFUSALS:
+            metrics.refused.labels(_REFUSALS[status]).inc()
         return error_answer(status, str(error))
 
     for kind in _STATUSES:
@@ -100,6 +104,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(FullError)
     async def full(_: Request, error: FullError) -> Response:
+        metrics.refused.labels(error.reason).inc()
         return error_answer(429, str(error), {"Retry-After": str(error.retry_after)})
 
     @app.exception_handler(HTTPException)

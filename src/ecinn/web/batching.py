@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ecinn.errors import EcinnError
+from ecinn.web.clients import CLIENT, Turns
 from ecinn.web.settings import Settings
 
 Ask = TypeVar("Ask")
@@ -24,11 +25,11 @@ MAX_RETRY = 60
 
 
 class FullError(EcinnError):
-    """The queue is full."""
+    """The queue is full, or one client has too many requests in it."""
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many requests are waiting: try again in {retry_after} s")
-        self.retry_after = retry_after
+    def __init__(self, retry_after: int, reason: str = "queue", what: str = "requests") -> None:
+        super().__init__(f"too many {what} are waiting: try again in {retry_after} s")
+        self.retry_after, self.reason = retry_after, reason
 
 
 class AbandonedError(EcinnError):
@@ -38,16 +39,18 @@ class AbandonedError(EcinnError):
 @dataclass
 class _Job(Generic[Ask, Answer]):
     ask: Ask
+    client: str
     key: Hashable
     cost: int
     answer: "asyncio.Future[Answer]"
 
 
 class Batcher(Generic[Ask, Answer]):
-    """Computes waiting requests of the same key together.
+    """Computes waiting requests of the same key together; clients take turns.
 
-    All of its state belongs to the event loop; only `compute` runs in threads. A request that is
-    cancelled while it waits is never computed.
+    One client alone never occupies all workers, unless there is only one. All of the state belongs
+    to the event loop; only `compute` runs in threads. A request that is cancelled while it waits
+    is never computed.
     """
 
     def __init__(
@@ -56,14 +59,24 @@ class Batcher(Generic[Ask, Answer]):
         settings: Settings,
         workers: int = 1,
         *,
-        key: Callable[[Ask], Hashable],
-        cost: Callable[[Ask], int],
+        key: Callable[[Ask], Hashable] | None,
+        cost: Callable[[Ask], int] = lambda _: 0,
         observe: Callable[[int, float], None] = lambda joined, seconds: None,
+        queued: int | None = None,
     ) -> None:
-        """Args: observe: called with the size of every batch and the seconds it took."""
+        """Start with an empty queue.
+
+        Args:
+            key: None computes every request alone.
+            observe: called with the size of every batch and the seconds it took.
+            queued: length of the queue, if it is not that of the settings.
+        """
         self._compute, self._settings = compute, settings
         self._key, self._cost, self._observe = key, cost, observe
+        self._queued = queued or settings.queued
         self._waiting: deque[_Job[Ask, Answer]] = deque()
+        self._turns = Turns()
+        self._alone: Counter[str] = Counter()  # batches of one client only, in progress
         self._arrived = asyncio.Event()
         self._workers = workers
         self._threads = ThreadPoolExecutor(workers, "ecinn-pass")
@@ -90,13 +103,14 @@ class Batcher(Generic[Ask, Answer]):
 
     async def submit(self, ask: Ask) -> Answer:
         """Compute a request together with others; raise FullError if too many wait."""
-        if len(self._waiting) >= self._settings.queued:
+        if len(self._waiting) >= self._queued:
             self._forget()
-            if (waiting := len(self._waiting)) >= self._settings.queued:
+            if (waiting := len(self._waiting)) >= self._queued:
                 seconds = math.ceil(waiting * self._seconds_per_job / self._workers)
                 raise FullError(min(max(1, seconds), MAX_RETRY))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(ask, self._key(ask), self._cost(ask), answer))
+        key = object() if self._key is None else self._key(ask)
+        self._waiting.append(_Job(ask, CLIENT.get(), key, self._cost(ask), answer))
         self._arrived.set()
         return await answer
 
@@ -107,26 +121,43 @@ class Batcher(Generic[Ask, Answer]):
     async def _work(self) -> None:
         while True:
             await self._arrived.wait()
-            await asyncio.sleep(self._settings.join_seconds)
-            if jobs := self._take():
-                await self._run(jobs)
-            elif not self._waiting:
+            if self._key is not None:
+                await asyncio.sleep(self._settings.join_seconds)
+            if not await self._work_once():
                 self._arrived.clear()
 
+    async def _work_once(self) -> bool:
+        """Compute a batch; return False if there is none. Keeps nothing of it in memory."""
+        if not (jobs := self._take()):
+            return False
+        clients = {job.client for job in jobs}
+        alone = clients if len(clients) == 1 else ()
+        self._alone.update(alone)
+        await self._run(jobs)
+        self._alone.subtract(alone)
+        self._alone += Counter()  # forgets clients without a batch
+        self._arrived.set()
+        return True
+
     def _take(self) -> list[_Job[Ask, Answer]]:
-        """Take the oldest request and, in order, those that may be batched with it."""
+        """Take the request whose turn it is and, in turn, those that may be batched with it."""
         self._forget()
-        taken: list[_Job[Ask, Answer]] = []
-        left: deque[_Job[Ask, Answer]] = deque()
-        cost = 0
-        for job in self._waiting:
+        jobs = list(self._waiting)
+        order = [jobs[place] for place in self._turns.order([job.client for job in jobs])]
+        most = max(1, self._workers - 1)
+        first = next((job for job in order if self._alone[job.client] < most), None)
+        if first is None:
+            return []
+        taken, cost = [first], first.cost
+        for job in order:
             fits = cost + job.cost <= self._settings.pass_values
-            if not taken or (job.key == taken[0].key and fits):
+            if job is not first and job.key == first.key and fits:
                 cost += job.cost
                 taken.append(job)
-            else:
-                left.append(job)
-        self._waiting = left
+        chosen = set(map(id, taken))
+        self._waiting = deque(job for job in jobs if id(job) not in chosen)
+        for job in taken:
+            self._turns.served(job.client)
         return taken
 
     async def _run(self, jobs: list[_Job[Ask, Answer]]) -> None:

@@ -1,6 +1,7 @@
 """Prometheus metrics of the service, and one log line per request."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -12,9 +13,11 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("ecinn.web")
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")
 
 
 class Metrics:
@@ -40,6 +43,9 @@ class Metrics:
             "ecinn_pass_seconds", "Seconds in network passes.", ["queue"], registry=registry
         )
         self.in_flight = Gauge("ecinn_in_flight", "Requests being answered.", registry=registry)
+        self.refused = Counter(
+            "ecinn_refused", "Refused requests and connections.", ["reason"], registry=registry
+        )
         self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=registry)
 
     def watch(self, queue: str, length: Callable[[], int]) -> Callable[[int, float], None]:
@@ -58,7 +64,7 @@ class Metrics:
 
 
 class Observed:
-    """ASGI layer that counts every request and logs its size, status and duration."""
+    """ASGI layer that counts, numbers and logs every request, without any of its content."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -68,6 +74,7 @@ class Observed:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started, seen = time.perf_counter(), {"size": 0, "status": 499}
+        number = secrets.token_hex(8)
 
         async def counted() -> Message:
             message = await receive()
@@ -77,6 +84,7 @@ class Observed:
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 seen["status"] = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = number
             await send(message)
 
         self._metrics.in_flight.inc()
@@ -89,4 +97,8 @@ class Observed:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(seen["status"])).inc()
             self._metrics.seconds.labels(route).observe(seconds)
-            log.info("%d bytes, %d, %.3f s", seen["size"], seen["status"], seconds)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            log.info(
+                "%s %s %d %.3f s %d bytes %s",
+                *(method, route, seen["status"], seconds, seen["size"], number),
+            )

@@ -55,7 +55,8 @@ def split_network(
             with torch.inference_mode():
                 return function(part)
 
-        run = map if threads is None else threads.map
+        # A single part does not wait behind the many parts of somebody else's request.
+        run = map if threads is None or len(batch) <= size else threads.map
         return list(run(evaluate_part, batch.split(size)))
 
     def encode(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,14 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ecinn.web.clients import CLIENT, Shares, client_of
+from ecinn.web.metrics import Metrics
 from ecinn.web.settings import Settings
 
 log = logging.getLogger("ecinn.web")
@@ -31,6 +34,9 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 GUARDED = ("/api/", "/metrics")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_READING = ("GET", "HEAD", "OPTIONS")
+_PORTS = {"http": ":80", "https": ":443"}
 CHUNK = 2**16
 """Bytes of an answer that are sent at once; the next ones wait until these were read."""
 _OTHER_SITES = ("cross-site", "same-site")
@@ -80,8 +86,11 @@ class Hardened:
 class Guarded:
     """Refuses unknown host names, posts from other sites, and requests without the token."""
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str] = ()) -> None:
-        self._app, self._hosts = app, frozenset(hosts)
+    def __init__(
+        self, app: ASGIApp, token: str | None, metrics: Metrics, hosts: Sequence[str] = ()
+    ) -> None:
+        self._app, self._refused = app, metrics.refused
+        self._hosts = {*LOOPBACK, *(name.lower() for name in hosts)}
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,16 +99,28 @@ class Guarded:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         refusal = None
-        if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
-            refusal = error_answer(400, "this service has another host name", _CLOSE)
-        elif scope["method"] == "POST" and headers.get("sec-fetch-site") in _OTHER_SITES:
+        if not self._known(headers.get("host", ""), scope.get("server")):
+            line = "this service has another host name: start it with --allow-host for this one"
+            refusal = "host", error_answer(400, line, _CLOSE)
+        elif scope["method"] not in _READING and _from_elsewhere(headers):
             line = "requests from other sites' pages are refused: use this service's page"
-            refusal = error_answer(403, line, _CLOSE)
+            refusal = "origin", error_answer(403, line, _CLOSE)
         elif scope["path"].startswith(GUARDED) and not self._authorised(headers):
             line = "a bearer token is required: send the service's token"
-            refusal = error_answer(401, line, _CLOSE | {"WWW-Authenticate": "Bearer"})
-        await (refusal or self._app)(scope, receive, send)
+            answer = error_answer(401, line, _CLOSE | {"WWW-Authenticate": "Bearer"})
+            refusal = "token", answer
+        if refusal is None:
+            return await self._app(scope, receive, send)
+        self._refused.labels(refusal[0]).inc()
+        await refusal[1](scope, receive, send)
         return None
+
+    def _known(self, host: str, server: Sequence[object] | None) -> bool:
+        """Return whether it is a name of this service, or the address of this connection."""
+        address = str(server[0]) if server else ""
+        own = f"[{address}]" if ":" in address else address
+        name = _host_name(host)
+        return name in self._hosts or (bool(name) and name == own)
 
     def _authorised(self, headers: Headers) -> bool:
         if self._token is None:
@@ -112,8 +133,10 @@ class Guarded:
 class RefusedError(Exception):
     """A body is not read any further; the connection is closed after the answer."""
 
-    def __init__(self, status: int, line: str) -> None:
+    def __init__(self, status: int, line: str, reason: str) -> None:
+        """Args: reason: the label of the metric."""
         super().__init__(line)
+        self.reason = reason
         headers = _CLOSE | ({"Retry-After": "1"} if status == 429 else {})
         self.answer = error_answer(status, line, headers)
 
@@ -125,37 +148,55 @@ class DisconnectedError(Exception):
 class Bounded:
     """Reads bodies within limits of size and time; cancels work whose client has left."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._settings, self._refused = app, settings, metrics.refused
         self._held_bytes = 0
         self._in_flight = 0
+        self._requests = Shares(settings.client_in_flight)
+        self._bytes = Shares(settings.client_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body before the request is handled."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        if self._in_flight >= self._settings.in_flight:
-            refused = RefusedError(429, "too many requests at once: try again in 1 s")
-            return await refused.answer(scope, receive, send)
+        client = client_of((scope.get("client") or ("",))[0])
+        CLIENT.set(client)
         parts: deque[bytes] = deque()
-        self._in_flight += 1
         try:
-            await self._read(Headers(scope=scope), receive, parts)
-            await self._answer(scope, receive, send, parts)
+            if self._in_flight >= self._settings.in_flight:
+                line = "too many requests at once: try again in 1 s"
+                raise RefusedError(429, line, "in_flight")
+            line = "too many of your requests at once: try again in 1 s"
+            with self._requests.one(client, RefusedError(429, line, "client_in_flight")):
+                self._in_flight += 1
+                try:
+                    await self._read(Headers(scope=scope), receive, parts)
+                    await self._answer(scope, receive, send, parts)
+                finally:
+                    self._in_flight -= 1
+                    self._release(client, sum(map(len, parts)))
         except RefusedError as refused:
+            self._refused.labels(refused.reason).inc()
             await refused.answer(scope, receive, send)
         except DisconnectedError:
             pass
-        finally:
-            self._in_flight -= 1
-            self._held_bytes -= sum(map(len, parts))
+
+    def _hold(self, client: str, size: int) -> bool:
+        """Count bytes as held; return whether they are within the limits."""
+        self._held_bytes += size
+        within = self._bytes.take(client, size)
+        return within and self._held_bytes <= self._settings.bodies_bytes
+
+    def _release(self, client: str, size: int) -> None:
+        self._held_bytes -= size
+        self._bytes.give(client, size)
 
     async def _read(self, headers: Headers, receive: Receive, parts: deque[bytes]) -> None:
         limits = self._settings
         too_large = f"a request may have {limits.body_bytes // 2**20} MiB: send less at once"
         announced = headers.get("content-length", "0")
         if not announced.isdigit() or int(announced[:20]) > limits.body_bytes:
-            raise RefusedError(413, too_large)
+            raise RefusedError(413, too_large, "too_large")
         form = headers.get("content-type", "").lower().startswith("multipart/")
         size = commas = lists = 0
         try:
@@ -173,16 +214,18 @@ class Bounded:
                     if not form:
                         commas += part.count(b",")
                         lists += part.count(b"[") + part.count(b"{")
-                    self._held_bytes += len(part)
+                    within = self._hold(CLIENT.get(), len(part))
                     if size > limits.body_bytes:
-                        raise RefusedError(413, too_large)
+                        raise RefusedError(413, too_large, "too_large")
                     if commas > limits.body_values or lists > limits.body_lists:
-                        raise RefusedError(413, "the body lists too many values: send fewer")
-                    if self._held_bytes > limits.bodies_bytes:
-                        raise RefusedError(429, "too much is being sent at once: try again in 1 s")
+                        line = "the body lists too many values: send fewer"
+                        raise RefusedError(413, line, "too_large")
+                    if not within:
+                        line = "too much is being sent at once: try again in 1 s"
+                        raise RefusedError(429, line, "bytes")
         except TimeoutError:
             line = f"the request did not arrive within {limits.body_seconds:g} s: send it faster"
-            raise RefusedError(408, line) from None
+            raise RefusedError(408, line, "slow") from None
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, parts: deque[bytes]
@@ -222,7 +265,7 @@ class Bounded:
             if started:
                 raise
             line = f"no answer within {self._settings.answer_seconds:g} s: ask for less at once"
-            raise RefusedError(503, line) from None
+            raise RefusedError(503, line, "no_answer_in_time") from None
         finally:
             for task in (work, disconnected):
                 task.cancel()
@@ -231,7 +274,7 @@ class Bounded:
     async def _send(self, send: Send, message: Message) -> None:
         """Send in chunks, so that what a slow client has not read counts as held."""
         body = message.get("body", b"")
-        self._held_bytes += len(body)
+        self._hold(CLIENT.get(), len(body))
         try:
             if len(body) <= CHUNK:
                 return await send(message)
@@ -240,7 +283,22 @@ class Bounded:
                 chunk = {"body": body[end - CHUNK : end], "more_body": more or end < len(body)}
                 await send({**message, **chunk})
         finally:
-            self._held_bytes -= len(body)
+            self._release(CLIENT.get(), len(body))
+
+
+def _from_elsewhere(headers: Headers) -> bool:
+    """Return whether a page of another site sent the request.
+
+    Browsers tell the site only over HTTPS and on loopback; the origin they always tell.
+    """
+    if headers.get("sec-fetch-site") in _OTHER_SITES:
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    parts = urlsplit(origin.lower())
+    port, host = _PORTS.get(parts.scheme, ""), headers.get("host", "").lower()
+    return not parts.netloc or parts.netloc.removesuffix(port) != host.removesuffix(port)
 
 
 def _host_name(host: str) -> str:

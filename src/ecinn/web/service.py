@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,8 +18,9 @@ from ecinn.errors import EcinnError, InputError
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation
 from ecinn.pixels import Images, to_pixels
 from ecinn.web import answers, schemas
-from ecinn.web.batching import Batcher, Wanted
+from ecinn.web.batching import Batcher, FullError, Wanted
 from ecinn.web.catalogue import Catalogue, ServedModel
+from ecinn.web.clients import CLIENT, Shares
 from ecinn.web.metrics import Metrics
 from ecinn.web.passes import (
     Network,
@@ -31,10 +33,14 @@ from ecinn.web.passes import (
 from ecinn.web.settings import Settings
 from ecinn.web.uploads import TooLargeError, decode_base64, read_images, read_pixels
 
+Readable = tuple[Images, tuple[tuple[str, ...], ...]]
+"""Images as a model reads them, and what was done to each."""
 GivenImage = schemas.GivenImage | bytes
 """An image of a JSON request, or an uploaded file."""
 FILM_FRAMES = 22
 """Besides the tipping point and the convincing image: 24 as in `ecinn explain --film`."""
+TRIM_SECONDS = 5.0
+"""Time between looks for memory to return to the system."""
 
 
 class UnknownError(EcinnError):
@@ -42,14 +48,22 @@ class UnknownError(EcinnError):
 
 
 class Service:
-    """Models behind two queues, so that predictions never wait for explanations."""
+    """Models behind queues, so that predictions never wait for explanations."""
 
     def __init__(self, catalogue: Catalogue, settings: Settings, metrics: Metrics) -> None:
         self.catalogue, self.settings = catalogue, settings
         # Separate threads, so that decoding an image never waits for drawing others.
-        self._network, self._decoding, self._drawing = (
-            ThreadPoolExecutor(settings.threads, f"ecinn-{work}")
-            for work in ("network", "decoding", "drawing")
+        self._network = ThreadPoolExecutor(settings.threads, "ecinn-network")
+        self._drawing = ThreadPoolExecutor(settings.threads, "ecinn-drawing")
+        self._worked = False
+        self._explaining = Shares(settings.client_explanations)
+        self.decodings: Batcher[Callable[[], Readable], Readable] = Batcher(
+            _call,
+            settings,
+            settings.threads,
+            key=None,
+            observe=metrics.watch("decode", lambda: self.decodings.waiting),
+            queued=settings.decodings,
         )
         self.predictions: Batcher[tuple[ServedModel, Images], Prediction] = Batcher(
             self._predict,
@@ -70,15 +84,28 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Work; on leaving, finish the work in progress and stop all threads."""
-        async with self.predictions.running(), self.explanations.running():
+        queues = self.decodings, self.predictions, self.explanations
+        trimming = asyncio.create_task(self._trim())
+        async with queues[0].running(), queues[1].running(), queues[2].running():
             yield
-        for threads in (self._network, self._decoding, self._drawing):
+        trimming.cancel()
+        for threads in (self._network, self._drawing):
             await asyncio.to_thread(threads.shutdown)
+
+    async def _trim(self) -> None:
+        """Return freed memory to the system after work, which the C library would keep."""
+        trim = _malloc_trim()
+        while trim is not None:
+            await asyncio.sleep(TRIM_SECONDS)
+            if self._worked and not self.waiting:
+                self._worked = False
+                await asyncio.to_thread(trim, 0)
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for the network."""
-        return self.predictions.waiting + self.explanations.waiting
+        """Number of requests that wait for the network, or for their images to be decoded."""
+        queues = self.decodings, self.predictions, self.explanations
+        return sum(queue.waiting for queue in queues)
 
     def find(self, name: str) -> ServedModel:
         """Return the model of that name."""
@@ -158,22 +185,24 @@ class Service:
                 f"the answer would have {excess:.1f} times the allowed number of images: "
                 "ask for fewer images, targets or frames"
             )
-        pixels, remarks = await self._read(served, images)
-        question = dataclasses.replace(question, pixels=pixels)
-        e = await self.explanations.submit((served, question))
-        remarks = tuple(remarks[index] for index in e.indices.tolist())
-        e = dataclasses.replace(e, model=served.name, remarks=remarks)
-        return await asyncio.get_running_loop().run_in_executor(self._drawing, draw, e)
+        too_many = FullError(2, "client_explanations", "of your explanations")
+        with self._explaining.one(CLIENT.get(), too_many):
+            pixels, remarks = await self._read(served, images)
+            question = dataclasses.replace(question, pixels=pixels)
+            e = await self.explanations.submit((served, question))
+            remarks = tuple(remarks[index] for index in e.indices.tolist())
+            e = dataclasses.replace(e, model=served.name, remarks=remarks)
+            return await asyncio.get_running_loop().run_in_executor(self._drawing, draw, e)
 
-    async def _read(
-        self, served: ServedModel, images: Sequence[GivenImage]
-    ) -> tuple[Images, tuple[tuple[str, ...], ...]]:
+    async def _read(self, served: ServedModel, images: Sequence[GivenImage]) -> Readable:
         """Return the images of a request as the model reads them, and what was done to them."""
+        self._worked = True
         files = [image for image in images if isinstance(image, bytes | schemas.ImageFile)]
 
-        def read_all() -> tuple[Images, tuple[tuple[str, ...], ...]]:
+        def read_all() -> Readable:
             data = [file if isinstance(file, bytes) else decode_base64(file.png) for file in files]
-            decoded = iter(read_images(data, served.model, self.settings.file_pixels))
+            limits = self.settings.file_pixels, self.settings.file_aspect
+            decoded = iter(read_images(data, served.model, *limits))
 
             def read(image: GivenImage) -> Photograph:
                 if isinstance(image, schemas.Sample):
@@ -186,8 +215,7 @@ class Service:
             pixels = to_pixels(torch.stack([photograph.image for photograph in photographs]))
             return pixels, tuple(photograph.notes for photograph in photographs)
 
-        threads = self._decoding if files else None
-        return await asyncio.get_running_loop().run_in_executor(threads, read_all)
+        return await (self.decodings.submit(read_all) if files else asyncio.to_thread(read_all))
 
     def _predict(
         self, requests: Sequence[tuple[ServedModel, Images]], wanted: Wanted
@@ -209,6 +237,18 @@ class Service:
         values = math.prod(served.model.image_shape)
         size = max(self.settings.part_images, self.settings.part_values // values)
         return split_network(served.model, size, threads, wanted)
+
+
+def _call(reads: Sequence[Callable[[], Readable]], _: Wanted) -> Sequence[Readable | Exception]:
+    return [read() for read in reads]
+
+
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Return the function of glibc, or None for other C libraries."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
 
 
 def _cost(served: ServedModel, question: Question) -> int:

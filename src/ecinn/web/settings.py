@@ -1,7 +1,13 @@
 """Limits of the service, each with the reason for it."""
 
+import ipaddress
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ecinn.errors import InputError
 
 MAX_IMAGES = 32
 """Images of one request."""
@@ -11,6 +17,8 @@ MAX_ALPHA = 5.0
 """Far beyond α₁ the decoder shows nothing recognisable."""
 MAX_ROWS = 256
 """Rows of an image that is given as numbers."""
+PREFIX = "ECINN_SERVE_"
+"""Start of the environment variables that set limits, such as ECINN_SERVE_CONNECTIONS."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,28 @@ class Settings:
     """Time for its body to arrive, and for each 48 KiB of the answer to be read."""
     answer_seconds: float = 90.0
     """Time from the complete body to the last byte of the answer; then the work is cancelled."""
+    idle_seconds: int = 5
+    """Time that a connection stays open without a request."""
     connections: int = 1024
     """Open connections; one more is answered with 503 and closed."""
+    client_connections: int = 64
+    """Open connections of one client; one more is answered with 429 and closed."""
     in_flight: int = 512
     """Requests in progress, of any kind."""
+    client_in_flight: int = 32
+    """Requests of one client in progress, of any kind."""
+    client_bytes: int = 64 * 2**20
+    """Size of all requests and unread answers of one client together."""
     queued: int = 256
     """Requests that wait for the network, for predictions and explanations each."""
+    client_explanations: int = 16
+    """Explanations of one client in progress: a class behind one address draws at once."""
+    decodings: int = 64
+    """Requests whose image files wait to be decoded."""
     file_pixels: int = 24_000_000
     """Largest total number of pixels of a request's image files, checked before decoding."""
+    file_aspect: int = 20
+    """Largest ratio of an image file's sides, checked before decoding: panoramas have 10."""
     answer_values: int = 1_000_000
     """Values of all images of one answer: 1,275 digits or 81 faces."""
     pass_values: int = 400_000
@@ -55,4 +77,49 @@ class Settings:
     threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     """Threads that evaluate the network, one per core."""
     hosts: tuple[str, ...] = ()
-    """Accepted host names; empty for any. Protects a loopback service from DNS rebinding."""
+    """Accepted host names, besides loopback names and the address that a client connected to.
+    Others are refused, which protects from DNS rebinding."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose X-Forwarded-For names the client."""
+
+
+def read_settings(given: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Read settings as NAME=VALUE, and those not given from the environment.
+
+    Values of `hosts` and `trusted_proxies` are separated by commas.
+
+    >>> read_settings(["connections=9"], {"ECINN_SERVE_HOSTS": "a.example,b.example"}).hosts
+    ('a.example', 'b.example')
+    """
+    kinds = {field.name: field.type for field in fields(Settings)}
+    texts = {
+        name: text for name in kinds if (text := environment.get(f"{PREFIX}{name.upper()}", ""))
+    }
+    for setting in given:
+        name, _, text = setting.partition("=")
+        if name not in kinds:
+            raise InputError(f"there is no limit {name!r}; there are: {', '.join(kinds)}")
+        texts[name] = text
+    return Settings(**{name: _value(name, text, kinds[name]) for name, text in texts.items()})
+
+
+def _value(name: str, text: str, kind: Any) -> Any:  # noqa: ANN401
+    if kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not (value > 0 and math.isfinite(value)):
+            whole = "a whole number" if kind is int else "a number"
+            raise InputError(f"the limit {name} is {whole} above 0, not {text!r}")
+        return value
+    values = tuple(part.strip() for part in text.split(",") if part.strip())
+    if name == "trusted_proxies":
+        for proxy in values:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise InputError(
+                    f"a proxy is an address or network such as 10.0.0.0/8, not {proxy!r}"
+                ) from None
+    return values

@@ -16,12 +16,14 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from ecinn.data.photographs import Photograph
+from ecinn.data.photographs import Photograph, aspect, shrink
 from ecinn.errors import EcinnError, InputError
 from ecinn.model import Model
 
 SMALL_SIDE = 1024
-"""Larger images are reduced first; models need 28 or 64 pixels."""
+"""Images of twice this size or more are reduced first; models need 28 or 64 pixels."""
+_COSTS = {"WEBP": 2}
+"""Its decoder takes several times the memory of others, so that its pixels count twice."""
 _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"%PDF-", b"<svg", b"<html", b"<script", b"<?php")
 """Signatures of other formats, which must not follow the end of an image."""
 MAX_SCANS = 64
@@ -50,17 +52,19 @@ def decode_base64(text: str) -> bytes:
         raise InputError("an image must be base64 of its file") from None
 
 
-def read_images(files: Sequence[bytes], model: Model, max_pixels: int) -> list[Photograph]:
+def read_images(
+    files: Sequence[bytes], model: Model, max_pixels: int, max_aspect: int = 20
+) -> list[Photograph]:
     """Decode image files for a model, after checking the headers of all."""
     images = []
     for data in files:
-        image = _open(data, max_pixels)
+        image = _open(data, max_pixels, max_aspect)
         images.append(image)
-        max_pixels -= image.width * image.height
+        max_pixels -= _cost(image)
     return [model.photograph(_decode(image)) for image in images]
 
 
-def _open(data: bytes, max_pixels: int) -> Image.Image:
+def _open(data: bytes, max_pixels: int, max_aspect: int) -> Image.Image:
     """Read the header only."""
     kind = _kind(data)
     try:
@@ -75,9 +79,18 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     size = f"{image.width}×{image.height}"
     if 0 in image.size:
         raise InputError(f"an image has no pixels ({size})")
-    if image.width * image.height > max_pixels:
+    if _cost(image) > max_pixels:
         raise _too_large(size, max_pixels)
+    if aspect(image) > max_aspect:
+        raise TooLargeError(
+            f"an image is too narrow ({size} pixels; the limit is {max_aspect}:1): crop it"
+        )
     return image
+
+
+def _cost(image: Image.Image) -> int:
+    """Return the number of pixels to decode."""
+    return image.width * image.height * _COSTS.get(image.format or "", 1)
 
 
 def _decode(image: Image.Image) -> Image.Image:
@@ -86,9 +99,7 @@ def _decode(image: Image.Image) -> Image.Image:
     try:
         image.draft(None, (SMALL_SIDE, SMALL_SIDE))
         image.load()
-        factor = max(image.size) // SMALL_SIDE
-        reducible = image.mode in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
-        return image.reduce(factor) if 2 <= factor <= min(image.size) and reducible else image
+        return shrink(image, SMALL_SIDE)
     except Exception:  # as above
         raise _damaged(kind) from None
 

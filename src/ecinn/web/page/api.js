@@ -8,12 +8,12 @@ function post(path, body, signal, patient) {
 }
 
 export async function models() {
-  return (await (await request("/api/v1/models")).json()).models;
+  return (await (await request("api/v1/models")).json()).models;
 }
 
 /** A test picture and its label. */
 export async function sample(model, index, signal) {
-  const response = await request(`/api/v1/models/${model}/samples/${index}`, { signal });
+  const response = await request(`api/v1/models/${model}/samples/${index}`, { signal });
   return { blob: await response.blob(), label: response.headers.get("X-Label") };
 }
 
@@ -67,25 +67,25 @@ function targetOf(model, given) {
 /** Predicts. Gives up when the service is busy unless patient: the next stroke asks again. */
 export async function predict(model, image, patient = false) {
   const body = { model: model.name, images: [image] };
-  const response = await post("/api/v1/predict", body, undefined, patient);
+  const response = await post("api/v1/predict", body, undefined, patient);
   return prediction(model, (await response.json()).images[0]);
 }
 
 /** Explains; `answer` is the service's own JSON. */
 export async function explain(model, image, options, signal) {
   const body = { model: model.name, images: [image], ...options };
-  const answer = await (await post("/api/v1/explain", body, signal)).json();
+  const answer = await (await post("api/v1/explain", body, signal)).json();
   const [given] = answer.images;
   const targets = given.targets.map((each) => targetOf(model, each));
   return { ...prediction(model, given), input: given.image, targets, answer };
 }
 
 export async function film(model, image, target, confidence) {
-  return (await post("/api/v1/film", { model: model.name, image, target, confidence })).blob();
+  return (await post("api/v1/film", { model: model.name, image, target, confidence })).blob();
 }
 
 export async function sheet(model, image, targets, confidence) {
-  return (await post("/api/v1/sheet", { model: model.name, image, targets, confidence })).blob();
+  return (await post("api/v1/sheet", { model: model.name, image, targets, confidence })).blob();
 }
 
 /** Runs `work` one at a time, on the newest argument only; older ones are dropped. */
