@@ -234,7 +234,11 @@ def test_shipped_digits_flag_letters_and_no_digits(mnist) -> None:
         pen([(60, 40), (60, 240)], [(200, 40), (60, 140), (200, 240)]),
         pen([(50, 240), (50, 40), (140, 150), (230, 40), (230, 240)]),
     ]
-    found = mnist.explain(torch.stack(letters), "all", check=False)
-    assert found.out_of_distribution[:, REASONS.index("distance")].all()
-    digits = load_mnist("test").images[:300]
-    assert mnist.explain(digits, "all", check=False).typical.float().mean() > 0.97
+
+    def flagged(images: torch.Tensor) -> torch.Tensor:
+        # With a target that is not the prediction, whichever it is.
+        target = (mnist.predict(images).argmax(1, keepdim=True) + 1) % 10
+        return mnist.explain(images, target, check=False).out_of_distribution
+
+    assert flagged(torch.stack(letters))[:, REASONS.index("distance")].all()
+    assert flagged(load_mnist("test").images[:200]).any(1).float().mean() < 0.03

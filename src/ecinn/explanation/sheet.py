@@ -56,7 +56,7 @@ def drawn_request(words: str, *, break_line: bool = False) -> str:
     """Return `Explanation.requested` for a picture, whose font has no Greek letters.
 
     >>> drawn_request("α₁ (the paper's)")
-    "as far as in the paper"
+    'as far as in the paper'
     """
     if words.startswith("α₁"):
         return "as far as\nin the paper" if break_line else "as far as in the paper"

@@ -230,7 +230,7 @@ def test_a_sheet_shows_posteriors_and_warns_of_failures(model: Model, data: Data
     e = dataclasses.replace(e, convincing_certificate=certificate)
     sheet, names = face_grid(e, "six"), ("not smiling", "smiling")
     assert sheet.title == "six"
-    assert sheet.names[2] == ("convincing", "alpha_1\n(the paper's)\nposterior as stored")
+    assert sheet.names[2] == ("convincing", "as far as\nin the paper\nposterior as stored")
     columns = list(zip(*sheet.rows, strict=True))
     for row, (x, tipping, convincing, heat) in enumerate(columns):
         image = data.images[row]
