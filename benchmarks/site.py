@@ -23,9 +23,9 @@ DRAWINGS = {
 }
 WATCH = """() => {
   const [start, stage] = [performance.now(), document.getElementById("stage")];
-  window.waited = {};
+  const waited = (window.waited = {});
   new MutationObserver(() => {
-    window.waited[stage.dataset.state] ??= performance.now() - start;
+    waited[stage.dataset.state] ??= performance.now() - start;
   }).observe(stage, { attributeFilter: ["data-state"] });
 }"""
 
