@@ -19,14 +19,14 @@ from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint, save_checkp
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.pretrained import download, is_repository, save_pretrained
 from ecinn.classifier.recipes import Recipe
-from ecinn.data.photographs import Photograph, read_photograph
+from ecinn.data.photographs import Photograph, image_files, read_photograph
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, explain
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import Images, to_pixels, to_uint8
+from ecinn.pixels import Images, pixels_of, to_pixels, to_uint8
 from ecinn.progress import Observer, Progress, ignore
 
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path | bytes | io.IOBase
@@ -139,7 +139,7 @@ class Model:
 
     @property
     def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
-        """The classifier, without gradients its faster copy."""
+        """The classifier; without gradients a faster copy, with the weights of the first call."""
         if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
             return self.classifier
         if self._fused is None or self._fused[0] is not self.classifier:
@@ -344,7 +344,7 @@ class Model:
         if isinstance(images, Inputs):
             return images
         if isinstance(images, Tensor | np.ndarray):
-            pixels = self._tensor_pixels(images)
+            pixels = pixels_of(images, self.image_shape).to(self.device)
             return Inputs(pixels, (None,) * len(pixels), ((),) * len(pixels))
         single = isinstance(images, str | Path | bytes | Image.Image) or hasattr(images, "read")
         if not single and not isinstance(images, Iterable):
@@ -374,44 +374,9 @@ class Model:
 
     def photograph(self, image: str | Path | bytes | io.IOBase | Image.Image) -> Photograph:
         """Read a file or Pillow image as the model needs it, with what was done to it."""
-        recipe = self.recipe
-        return read_photograph(
-            image,
-            self.image_shape,
-            digit=recipe.mnist_framing,
-            crop=recipe.face_crop,
-            framing=recipe.framing,
-        )
-
-    def _tensor_pixels(self, given: Tensor | np.ndarray) -> Images:
-        """Check 8-bit values, or floats that are pixels of [0, 1] already."""
-        shape = self.image_shape
-        try:
-            images = torch.as_tensor(given)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"pixels are uint8, or floats of [0, 1], not {given.dtype}"
-            ) from error
-        last = (*shape[1:], shape[0])
-        if isinstance(given, np.ndarray) and shape[0] > 1 and tuple(images.shape[-3:]) == last:
-            images = images.movedim(-1, -3)
-        if shape[0] == 1 and images.shape[-2:] == shape[1:] and images.ndim in (2, 3):
-            images = images.reshape(-1, *shape)
-        elif images.ndim == 3:
-            images = images[None]
-        if images.ndim != 4 or images.shape[1:] != shape or not len(images):
-            raise InputError(
-                f"images are of shape (n, {', '.join(map(str, shape))}), not {tuple(images.shape)}"
-                ": resize them, or give files, which are resized"
-            )
-        images = images.to(self.device)
-        if images.dtype == torch.uint8:
-            return to_pixels(images)
-        if not images.is_floating_point():
-            raise InputError(f"pixels are uint8, or floats of [0, 1], not {images.dtype}")
-        if not bool(torch.isfinite(images).all()) or bool(images.abs().max() > 2):
-            raise InputError("float pixels lie in [0, 1]; give uint8 for values up to 255")
-        return images.float()
+        shape, recipe = self.image_shape, self.recipe
+        digit, crop, framing = recipe.mnist_framing, recipe.face_crop, recipe.framing
+        return read_photograph(image, shape, digit=digit, crop=crop, framing=framing)
 
 
 def _targets_of(targets: Targets, rows: slice, total: int) -> Any:  # noqa: ANN401
@@ -419,15 +384,6 @@ def _targets_of(targets: Targets, rows: slice, total: int) -> Any:  # noqa: ANN4
     if isinstance(targets, Tensor) and targets.ndim == 2 and len(targets) == total:
         return targets[rows]
     return targets
-
-
-def image_files(folder: Path) -> list[Path]:
-    """List all image files in a folder, by name."""
-    kinds = {*Image.registered_extensions(), ".dcm"}
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in kinds)
-    if not files:
-        raise InputError(f"{folder} holds no image files (PNG, JPEG, …)")
-    return files
 
 
 def load(name_or_path: str | Path, device: str | torch.device = "auto") -> Model:

@@ -1,8 +1,11 @@
 """Convert between 8-bit images and the model's pixels: a value k fills the bin [k, k+1)/256."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+
+from ecinn.errors import InputError
 
 Images = Float[Tensor, "batch channels height width"]
 """Pixels as networks see them, in [0, 1]."""
@@ -39,3 +42,34 @@ def dequantise(
     if noise:
         pixels = pixels + noise * torch.randn(shape, generator=generator, device=device)
     return pixels
+
+
+def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images:
+    """Return the pixels of 8-bit images, or of floats that are pixels of [0, 1] already.
+
+    Args:
+        shape: channels, height and width that every image must have.
+    """
+    try:
+        images = torch.as_tensor(given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"pixels are uint8, or floats of [0, 1], not {given.dtype}") from error
+    last = (*shape[1:], shape[0])
+    if isinstance(given, np.ndarray) and shape[0] > 1 and tuple(images.shape[-3:]) == last:
+        images = images.movedim(-1, -3)
+    if shape[0] == 1 and images.shape[-2:] == shape[1:] and images.ndim in (2, 3):
+        images = images.reshape(-1, *shape)
+    elif images.ndim == 3:
+        images = images[None]
+    if images.ndim != 4 or images.shape[1:] != shape or not len(images):
+        raise InputError(
+            f"images are of shape (n, {', '.join(map(str, shape))}), not {tuple(images.shape)}"
+            ": resize them, or give files, which are resized"
+        )
+    if images.dtype == torch.uint8:
+        return to_pixels(images)
+    if not images.is_floating_point():
+        raise InputError(f"pixels are uint8, or floats of [0, 1], not {images.dtype}")
+    if not bool(torch.isfinite(images).all()) or bool(images.abs().max() > 2):
+        raise InputError("float pixels lie in [0, 1]; give uint8 for values up to 255")
+    return images.float()

@@ -41,7 +41,7 @@ Read = tuple[Tensor, tuple[str, ...]] | str
 
 @dataclass(frozen=True)
 class Request:
-    """What is computed for every picture."""
+    """Options of an explanation, the same for every picture."""
 
     targets: tuple[int, ...] | Literal["all"] = "all"
     confidence: Confidence | None = None

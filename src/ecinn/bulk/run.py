@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """What this run has done; `parts` counts all parts, `continued` those that it found."""
+    """Counts of a run; `parts` includes the `continued` parts that an earlier run wrote."""
 
     pictures: int
     rows: int

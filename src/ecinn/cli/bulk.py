@@ -33,7 +33,7 @@ class Format(StrEnum):
 
 
 class Engine(StrEnum):
-    """Where blocks are explained."""
+    """Run in this process, or on a Ray cluster."""
 
     LOCAL = "local"
     RAY = "ray"

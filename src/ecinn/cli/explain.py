@@ -127,7 +127,8 @@ def _inputs(
     load_samples: Callable[[], "Dataset"],
 ) -> tuple[list["Inputs"], list[dict[str, Any]]]:
     """Read every image; return also those that could not be read, with the reason."""
-    from ecinn.model import Inputs, image_files
+    from ecinn.data.photographs import image_files
+    from ecinn.model import Inputs
     from ecinn.pixels import to_pixels
 
     inputs: list[Inputs] = []

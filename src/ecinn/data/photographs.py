@@ -331,3 +331,19 @@ def _centre(ink: Image.Image, size: tuple[int, int]) -> Image.Image:
     framed = Image.new("L", size)
     framed.paste(small, (left, top))
     return framed
+
+
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of all files that can be read as pictures."""
+    Image.init()
+    kinds = Image.registered_extensions().items()
+    return frozenset({suffix for suffix, kind in kinds if kind in Image.OPEN} | {".dcm"})
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List all image files in a folder, by name."""
+    suffixes = image_suffixes()
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    if not files:
+        raise InputError(f"{folder} holds no image files (PNG, JPEG, …)")
+    return files

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ecinn.data.dataset import Split
 from ecinn.data.decoded_images import ImageFiles, open_archive, reader, size_and_time
-from ecinn.data.photographs import Source
+from ecinn.data.photographs import Source, image_suffixes
 from ecinn.errors import InputError
 
 SPLIT_NAMES: Mapping[str, Split] = {
@@ -161,13 +161,6 @@ def list_archive(path: Path) -> tuple[list[str], list[str], str]:
     files = [name.removeprefix(root) for name in files]
     folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     return files, sorted(folders - {"."}), root
-
-
-def image_suffixes() -> frozenset[str]:
-    """Return the suffixes of all files that can be read as pictures."""
-    Image.init()
-    kinds = Image.registered_extensions().items()
-    return frozenset({suffix for suffix, kind in kinds if kind in Image.OPEN} | {".dcm"})
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ecinn.data.decoded_images import ImageFiles, reader
-from ecinn.data.photographs import Source
-from ecinn.data.sources import image_suffixes, list_archive, walk
+from ecinn.data.photographs import Source, image_suffixes
+from ecinn.data.sources import list_archive, walk
 from ecinn.errors import InputError
 from ecinn.progress import Observer, Progress, ignore
 
@@ -45,12 +45,12 @@ class Block:
     start: int
     count: int
     names: tuple[str, ...] = ()
-    """Of pictures in a folder or zip archive; other files hold their pictures in order."""
+    """Names of the pictures in a folder or zip archive; empty for other files."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Where pictures are, and how many; `Blocks` reads them."""
+    """List the files that hold pictures, with their counts; `Blocks` reads the pictures."""
 
     kind: Kind
     files: tuple[tuple[str, int], ...]

@@ -19,7 +19,7 @@ from ecinn.flow import bijections as b
 from ecinn.flow.fused import folded_mix
 
 _LOG_SCALE_FACTOR = 0.1
-"""Of `Coupling`, in tanh(0.1 s); here it is part of the weights that compute s."""
+"""Factor of the log-scale in `Coupling`, tanh(0.1 s); folded into the weights that compute s."""
 
 
 class Maps(NamedTuple):
