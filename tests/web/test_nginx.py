@@ -117,17 +117,11 @@ def test_posts_come_from_the_pages_origin_and_from_clients(proxied: str, address
 
 
 @pytest.mark.browser
-def test_the_page_works_under_the_prefix_in_a_browser(proxied: str) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("needs chromium")
+def test_the_page_works_under_the_prefix_in_a_browser(proxied: str, browser) -> None:
     failed: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("response", lambda answer: answer.ok or failed.append(answer.url))
-        page.goto(proxied)
-        page.wait_for_selector("#stage[data-state=ready]")
-        browser.close()
+    page = browser.new_page()
+    page.on("response", lambda answer: answer.ok or failed.append(answer.url))
+    page.goto(proxied)
+    page.wait_for_selector("#stage[data-state=ready]")
+    page.close()
     assert not failed

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -38,14 +37,10 @@ from helpers.visitor import (
     press,
     serving,
     settled,
-    sync_api,
     tabbed,
 )
 
 pytest.importorskip("fastapi", reason="the page is served with FastAPI")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("these tests need chromium: install it", allow_module_level=True)
 pytestmark = pytest.mark.browser
 
 EDGE = 11
@@ -58,14 +53,6 @@ def service(mnist: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with_default(mnist, 0.9).save(sure)
     with serving("mnist", "fakemnist", str(sure)) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

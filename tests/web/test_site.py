@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
-from helpers.visitor import THREE, Page, Visitor, draw, expect, linked, pixels, settled, sync_api
+from helpers.visitor import THREE, Page, Visitor, draw, expect, linked, pixels, settled
 
 pytest.importorskip("fastapi", reason="the numbers are compared with the service's")
 pytest.importorskip("onnxruntime", reason="the site has ONNX files")
@@ -29,9 +29,6 @@ from ecinn.web.catalogue import Catalogue, load_catalogue
 from ecinn.web.site import build_site
 from helpers.server import running
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("these tests need chromium: install it", allow_module_level=True)
 pytestmark = pytest.mark.browser
 
 MODELS = ("mnist", "fakemnist")
@@ -79,14 +76,6 @@ def host(folder: Path) -> Iterator[http.server.HTTPServer]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
