@@ -2,6 +2,7 @@
 
 python make_folders.py fashion /usr/share/datasets/fashion-mnist fashion --train 5000
 python make_folders.py smiles CELEBA_FOLDER smiles
+python make_folders.py mnist . mnist
 """
 
 import argparse
@@ -38,26 +39,39 @@ def fashion(source: Path) -> dict[str, tuple[np.ndarray, list[str]]]:
 
 def smiles(source: Path) -> dict[str, tuple[np.ndarray, list[str]]]:
     """Read CelebA's faces, cropped and resized as ecinn does, with their label Smiling."""
+    return packaged("celeba/Smiling", source)
+
+
+def mnist(_: Path) -> dict[str, tuple[np.ndarray, list[str]]]:
+    """Read the digits that come with ecinn."""
+    return packaged("mnist")
+
+
+def packaged(name: str, source: Path | None = None) -> dict[str, tuple[np.ndarray, list[str]]]:
+    """Read a dataset that ecinn knows by name."""
     from ecinn.data.dataset import load_dataset
 
     splits = {}
     for split in ("train", "validation", "test"):
-        data = load_dataset("celeba/Smiling", split, source)
+        data = load_dataset(name, split, source)
+        images = data.images.permute(0, 2, 3, 1).numpy()
         names = [data.class_names[label] for label in data.labels]
-        splits[split] = (data.images.permute(0, 2, 3, 1).numpy(), names)
+        splits[split] = (images[..., 0] if images.shape[3] == 1 else images, names)
     return splits
+
+
+READERS = {"fashion": fashion, "smiles": smiles, "mnist": mnist}
 
 
 def main() -> None:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("dataset", choices=["fashion", "smiles"])
+    parser.add_argument("dataset", choices=READERS)
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--train", type=int, help="only the first training pictures")
     given = parser.parse_args()
-    read = {"fashion": fashion, "smiles": smiles}[given.dataset]
-    for split, (images, labels) in read(given.source).items():
+    for split, (images, labels) in READERS[given.dataset](given.source).items():
         count = given.train if split == "train" else None
         for number, (image, label) in enumerate(zip(images[:count], labels, strict=False)):
             path = given.out / split / label / f"{number:05}.png"

@@ -1,6 +1,7 @@
-"""Train a small network on folders of pictures and export it to ONNX: a classifier of your own.
+"""Train a small network on folders of pictures and export it: a classifier of your own.
 
 python train_cnn.py fashion cnn.onnx
+python train_cnn.py fashion cnn.pt2
 """
 
 import argparse
@@ -63,10 +64,19 @@ def main() -> None:
             for x, y in zip(images.split(500), labels.split(500), strict=True)
         ]
     print(f"{torch.cat(correct).mean():.2%} of {len(images):,} test pictures are right")
+    export(cnn, images[:2].float() / 255, given.out)
+
+
+def export(cnn: nn.Module, pixels: Tensor, path: Path) -> None:
+    """Write the network for batches of any size, as ONNX or as a program of torch.export."""
+    if path.suffix == ".pt2":
+        batch = {0: torch.export.Dim("batch")}
+        torch.export.save(torch.export.export(cnn, (pixels,), dynamic_shapes=(batch,)), path)
+        return
     torch.onnx.export(
         cnn,
-        (images[:1].float() / 255,),
-        str(given.out),
+        (pixels,),
+        str(path),
         input_names=["pixels"],
         output_names=["logits"],
         dynamic_axes={"pixels": {0: "batch"}, "logits": {0: "batch"}},

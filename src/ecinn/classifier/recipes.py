@@ -20,7 +20,7 @@ class FineTuning:
     """Fine-tuning for counterfactuals, by distillation on the path. Not in the paper.
 
     Each image is changed to a random class, at α₁ or to a random confidence, and rounded to 8
-    bits. Two weighted terms are added to the loss of the first stage:
+    bits. Weighted terms are added to the loss of the first stage:
     """
 
     epochs: int
@@ -28,6 +28,11 @@ class FineTuning:
     """Weight of KL(p(y|z + αΔ) ‖ p(y|x̂)): the requested posterior against the stored image's."""
     distillation_weight: float
     """Weight of the cross-entropy between a teacher's and the classifier's posterior of x̂."""
+    proximity: float = 0.0
+    """Weight of the mean of |x̂ − x|."""
+    rounds: int = 0
+    """How often the copy of the model that makes the teacher's counterfactuals is renewed;
+    0: the model that is trained makes them."""
     batch_size: int = 512
     learning_rate: float = 5e-4
     ema_decay: float = 0.998

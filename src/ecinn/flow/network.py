@@ -1,6 +1,6 @@
 """The invertible network f: described by an `Architecture`, built by `build_inn`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
@@ -78,6 +78,11 @@ class Architecture:
     def dim(self) -> int:
         """Number of latents: channels × height × width."""
         return self.channels * self.height * self.width
+
+    def same_layers(self, other: "Architecture") -> bool:
+        """Return whether a network's weights fit the other: only pixel maps may differ."""
+        scale, margin = other.pixel_scale, other.pixel_margin
+        return replace(self, pixel_scale=scale, pixel_margin=margin) == other
 
     def __post_init__(self) -> None:
         """Raise an `InputError` if the network cannot be built."""

@@ -1,6 +1,7 @@
 """Fine-tuning for counterfactuals: distillation on the path between classes."""
 
 import dataclasses
+import math
 
 import torch
 import torch.nn.functional as F
@@ -57,10 +58,11 @@ class FineTuningStep(OptimisationStep):
 
     Each image is moved towards a random class, at α₁ or to a random confidence, decoded and
     rounded to 8 bits. One half of the batch learns to be classified as requested in spite of the
-    rounding; its gradient passes through the decoder. On the other half the classifier learns
-    what a teacher says. To the loss these are pictures like any others: no gradient passes
-    through the decoder or the teacher, which is only asked. As the network is invertible,
-    a classifier that agrees with the teacher on the path decodes to pictures that convince it.
+    rounding, and to change little; its gradient passes through the decoder. On the other half the
+    classifier learns what a teacher says. To the loss these are pictures like any others: no
+    gradient passes through the decoder or the teacher, which is only asked. As the network is
+    invertible, a classifier that agrees with the teacher on the path decodes to pictures that
+    convince it. With rounds, an earlier average of the network makes the pictures for the teacher.
     A black box is asked after each step, and its answers are learned in the next one.
     """
 
@@ -90,6 +92,9 @@ class FineTuningStep(OptimisationStep):
         if self.late:
             self.asked.copy_(self.known)
             self.answer.copy_(self.known_answers)
+        maker, rounds = self.state.maker, self.settings.rounds
+        if maker is not None and epoch % math.ceil(self.recipe.epochs / rounds) == 0:
+            maker.load_state_dict(self.state.average.state_dict())
         return super().begin_epoch(epoch)
 
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
@@ -106,29 +111,40 @@ class FineTuningStep(OptimisationStep):
 
     def _step(self) -> None:
         first = self._batch_loss()
-        self._descend(self.share * first.loss + self._counterfactual_loss(first.z.detach()))
+        self._descend(self.share * first.loss + self._counterfactual_loss(first.x, first.z))
         self._update_means(first.z)
         self._update_average(first.figures)
 
-    def _counterfactual_loss(self, z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
-        """Return the weighted faithfulness of one half and distillation of the other."""
-        classifier = self.state.classifier
+    def _counterfactual_loss(self, x: Images, z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
+        """Return faithfulness and proximity of one half, and distillation of the other."""
+        classifier, half = self.state.classifier, self.half
+        maker = self.state.maker or classifier
         p = self.labels[self.own_batch]
-        z_hat = self._counterfactual_latents(z, p, self._other_class(p))
-        half = self.half
+        q = self._other_class(p)
         with torch.no_grad():
-            made = to_uint8(classifier.decode(z_hat[half:]))
+            start = z if maker is classifier else torch.cat([z[:half], maker.encode(x[half:])])
+            mu_p, mu_q = (torch.cat([classifier.mu[y[:half]], maker.mu[y[half:]]]) for y in (p, q))
+            z_hat = self._counterfactual_latents(start, mu_p, mu_q)
+            made = to_uint8(maker.decode(z_hat[half:]))
             read, answer = self._answered(made)
             requested = equations.log_posterior(z_hat[:half], classifier.mu, classifier.tau)
-        if self.settings.faithfulness:
-            stored = straight_through_8_bit(classifier.decode(z_hat[:half]))
-            read = torch.cat([read, stored])
-        z_stored, _ = classifier.encode_with_log_det(read)
-        obtained = equations.log_posterior(z_stored, classifier.mu, classifier.tau)
+        loss = x.new_zeros(())
+        z_hat = z_hat[:half]
+        if self.settings.proximity:
+            # α and Δ are constants; the gradient passes through encoder and decoder.
+            z_hat = z[:half] + (z_hat - z[:half].detach())
         # Means over either half of the batch; other processes add the rest.
         whole = self.batch_size // 2
+        if self.settings.faithfulness or self.settings.proximity:
+            x_hat = classifier.decode(z_hat)
+            change = (x_hat - x[:half]).abs().flatten(1).mean(1)
+            loss = self.settings.proximity * change.sum() / whole
+        if self.settings.faithfulness:
+            read = torch.cat([read, straight_through_8_bit(x_hat)])
+        z_stored, _ = classifier.encode_with_log_det(read)
+        obtained = equations.log_posterior(z_stored, classifier.mu, classifier.tau)
         distillation = -(answer * obtained[: len(answer)]).sum() / (self.batch_size - whole)
-        loss = self.settings.distillation_weight * distillation
+        loss = loss + self.settings.distillation_weight * distillation
         if self.settings.faithfulness:
             faithfulness = F.kl_div(
                 obtained[len(answer) :], requested, reduction="sum", log_target=True
@@ -144,16 +160,18 @@ class FineTuningStep(OptimisationStep):
 
     @torch.no_grad()
     def _counterfactual_latents(
-        self, z: Float[Tensor, "batch dim"], p: Labels, q: Labels
+        self,
+        z: Float[Tensor, "batch dim"],
+        mu_p: Float[Tensor, "batch dim"],
+        mu_q: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch dim"]:
         """Return z + αΔ: at α₁ in every second row, at a random confidence in the others."""
-        mu, tau = self.state.classifier.mu, self.state.classifier.tau
-        delta = equations.latent_direction(mu, p, q)
-        alpha_0 = equations.tipping_point_alpha(z, delta, mu[p], mu[q]).clamp(0.1, 1.0)
+        delta = mu_q - mu_p
+        alpha_0 = equations.tipping_point_alpha(z, delta, mu_p, mu_q).clamp(0.1, 1.0)
         draws = torch.rand((self.batch_size,), generator=self.generator, device=self.device)
         confidence = self._own(draws) * (2 * HIGHEST_CONFIDENCE - 1) + (1 - HIGHEST_CONFIDENCE)
         # Considering p and q only, the log-odds grow by τ‖Δ‖² along α.
-        slope = tau * delta.square().sum(1)
+        slope = self.state.classifier.tau * delta.square().sum(1)
         confident = (alpha_0 + torch.logit(confidence) / slope).clamp(0.0, 1.2)
         convincing = self.rows % 2 == 0
         alpha = torch.where(convincing, equations.convincing_alpha(alpha_0), confident)

@@ -1,5 +1,6 @@
 """Train a model: a loop that can be interrupted and resumed to the same weights."""
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,12 +101,13 @@ def train(
         load_checkpoint(start) if isinstance(start, str | Path) else start
         for start in (init_from, refine_from)
     )
-    starts = [start.recipe for start in (started, refined) if start is not None]
     prerequisite = None
-    if recipe.init_from is not None and not starts:
+    if recipe.init_from is not None and started is None and refined is None:
         prerequisite = find_recipe(recipe.init_from)
-        starts = [prerequisite]
-    if any(start.architecture != recipe.architecture for start in starts):
+    start = prerequisite if started is None else started.recipe
+    if (start is not None and not start.architecture.same_layers(recipe.architecture)) or (
+        refined is not None and refined.recipe.architecture != recipe.architecture
+    ):
         raise InputError(
             f"cannot start from this model: its architecture differs from {recipe.name!r}"
         )
@@ -199,6 +201,8 @@ class _Run:
         tuned = TrainingState.start(stage, self.device, attributes)
         for network in (tuned.classifier, tuned.average):
             network.load_state_dict(refine_from.classifier.state_dict() | {"tau": network.tau})
+        if recipe.finetuning.rounds:
+            tuned.maker = copy.deepcopy(tuned.average)
         models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
         first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
         # The length of the first stage is the stored model's, whatever the recipe says.

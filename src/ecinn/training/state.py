@@ -20,7 +20,7 @@ from ecinn.pixels import to_pixels
 
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """The resumable states of the two stages."""
-NETWORKS = ("classifier", "average", "attribute_head")
+NETWORKS = ("classifier", "average", "maker", "attribute_head")
 OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
 """Every optimiser and the network that it updates."""
 
@@ -44,6 +44,8 @@ class TrainingState:
     seconds: float = 0.0
     curve: list[dict[str, Any]] = field(default_factory=list)
     """For each epoch: epoch, loss, bits_per_dim, error, seconds, on the noisy training images."""
+    maker: GenerativeClassifier | None = None
+    """An earlier moving average, which makes counterfactuals to learn from."""
     attribute_head: nn.Linear | None = None
     """Predicts all attributes of an image from its latent; not part of the model."""
     attribute_optimiser: torch.optim.Optimizer | None = None

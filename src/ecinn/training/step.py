@@ -80,9 +80,11 @@ class OptimisationStep:
         if device.type == "cuda":
             passes = 3 if self.inverts else 1
             values = passes * recipe.epochs * self.images.numel()
-            prepare_for_gpu(state.classifier, recipe)
-            if values >= COMPILED_VALUES:
-                compile_blocks(state.classifier, inverse=self.inverts)
+            for network in (state.classifier, state.maker):
+                if network is not None:
+                    prepare_for_gpu(network, recipe)
+                    if values >= COMPILED_VALUES:
+                        compile_blocks(network, inverse=self.inverts)
             with _compilation():
                 self._capture()
 
