@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--mirror", action="store_true", help="mirror half of the pictures")
     given = parser.parse_args()
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +51,7 @@ def main() -> None:
     for _ in range(given.epochs):
         for batch in torch.randperm(len(images), device=device).split(100)[: len(images) // 100]:
             x = images[batch].float() / 255
-            x = x.flip(3) if torch.rand(()) < 0.5 else x
+            x = x.flip(3) if given.mirror and torch.rand(()) < 0.5 else x
             loss = F.cross_entropy(cnn(x), labels[batch])
             optimiser.zero_grad()
             loss.backward()
