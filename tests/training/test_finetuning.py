@@ -64,12 +64,15 @@ def finetuning_step(refined: Recipe, data: Dataset, tau: float = 0.4) -> FineTun
     return step
 
 
-@pytest.mark.parametrize(("faithfulness", "distillation"), [(3.0, 0.0), (0.0, 2.0), (1.0, 0.5)])
-def test_the_loss_is_divergence_on_one_half_and_cross_entropy_on_the_other(
-    faithfulness: float, distillation: float, refined: Recipe, data: Dataset
+@pytest.mark.parametrize(
+    ("faithfulness", "distillation", "proximity"),
+    [(3.0, 0.0, 0.0), (0.0, 2.0, 0.0), (0.0, 0.0, 4.0), (1.0, 0.5, 2.0)],
+)
+def test_the_loss_is_divergence_and_change_of_one_half_and_cross_entropy_of_the_other(
+    faithfulness: float, distillation: float, proximity: float, refined: Recipe, data: Dataset
 ) -> None:
     """Each term by hand: posteriors by distances, Σ p log p/q, −Σ t log q, over 8-bit images."""
-    settings = FineTuning(2, faithfulness, distillation, batch_size=64)
+    settings = FineTuning(2, faithfulness, distillation, proximity, batch_size=64)
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier = step.state.classifier
     mu, tau = classifier.mu.detach(), 0.4
@@ -89,7 +92,9 @@ def test_the_loss_is_divergence_on_one_half_and_cross_entropy_on_the_other(
         divergence = (asked * (asked.log() - obtained.log()))[:32].sum(1).mean()
         answer = RowTeacher()(x_hat).softmax(1)[32:]
         cross_entropy = -(answer * obtained[32:].log()).sum(1).mean()
+        change = (classifier.decode(seen[0][:32]) - x[:32]).abs().mean()
     expected = faithfulness * float(divergence) + distillation * float(cross_entropy)
+    expected += proximity * float(change)
     assert loss == pytest.approx(expected, rel=5e-3, abs=1e-5)
     assert abs(loss) > 1e-4
 
@@ -205,6 +210,74 @@ def test_faithfulness_learns_through_the_decoder(refined, data) -> None:
     assert float(loss.detach()) == pytest.approx(divergence(0.0), rel=1e-4)
 
 
+def test_proximity_learns_through_encoder_and_decoder(refined, data) -> None:
+    """Its gradient is that of finite differences of |f⁻¹(f(x) + αΔ) − x|, with αΔ held fixed."""
+    settings = FineTuning(2, 0.0, 0.0, proximity=1.0, batch_size=8)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    classifier = step.state.classifier.double()
+    step.load_batch(torch.arange(8))
+    seen = []
+    latents = step._counterfactual_latents
+    step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
+    x = to_pixels(data.images[:8]).double()
+    z = classifier.encode(x)
+    weights = [p for p in classifier.parameters() if p.requires_grad]
+    generator = torch.Generator().manual_seed(5)
+    direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in weights]
+    gradient = torch.autograd.grad(step._counterfactual_loss(x, z), weights, allow_unused=True)
+    ours = sum(
+        float((g * d).sum()) for g, d in zip(gradient, direction, strict=True) if g is not None
+    )
+    moved = (seen[0] - z)[:4].detach()
+
+    def change(distance: float) -> float:
+        with torch.no_grad():
+            torch._foreach_add_(weights, direction, alpha=distance)
+            x_hat = classifier.decode(classifier.encode(x[:4]) + moved)
+            torch._foreach_add_(weights, direction, alpha=-distance)
+        return float((x_hat - x[:4]).abs().mean())
+
+    numeric = (change(1e-7) - change(-1e-7)) / 2e-7
+    assert ours == pytest.approx(numeric, rel=1e-2)
+    assert abs(ours) > 1e-3
+
+
+def test_the_teacher_is_asked_about_what_the_maker_makes(refined, data) -> None:
+    """The maker's own latents, means and decoder give these pictures; the model learns them."""
+    settings = FineTuning(2, 0.0, 1.0, rounds=1, batch_size=64)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    maker = step.state.maker = randomise(GenerativeClassifier(refined.architecture), seed=9).eval()
+    asked = []
+    step._ask_teacher = lambda x: (asked.append(x), RowTeacher()(x).softmax(1))[1]
+    step.load_batch(torch.arange(64))
+    x = to_pixels(data.images[:64])
+    state = step.generator.get_state()
+    loss = float(step._counterfactual_loss(x, step.state.classifier.encode(x)).detach())
+    step.generator.set_state(state)
+    p = data.labels[:64]
+    q = step._other_class(p)
+    with torch.no_grad():
+        z_hat = step._counterfactual_latents(maker.encode(x), maker.mu[p], maker.mu[q])
+        expected = to_pixels(to_uint8(maker.decode(z_hat)))[32:]
+        assert torch.equal(asked[0], expected)
+        log_posterior = step.state.classifier.log_posterior(expected)
+    answer = RowTeacher()(expected).softmax(1)
+    assert loss == pytest.approx(float(-(answer * log_posterior).sum(1).mean()), rel=1e-4)
+
+
+def test_the_maker_is_the_average_at_the_start_of_each_round(refined, data) -> None:
+    settings = FineTuning(5, 0.0, 1.0, rounds=2, batch_size=64)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    step.state.maker = GenerativeClassifier(refined.architecture)
+    renewed = []
+    for epoch in range(5):
+        with torch.no_grad():
+            step.state.average.mu.fill_(float(epoch))
+        step.begin_epoch(epoch)
+        renewed.append(float(step.state.maker.mu[0, 0].detach()))
+    assert renewed == [0, 0, 0, 3, 3]
+
+
 def test_a_step_adds_both_losses_and_moves_the_means(refined, data) -> None:
     step = finetuning_step(refined, data)
     losses, first = [], []
@@ -268,7 +341,10 @@ def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
 
 
 @pytest.mark.slow
-def test_fine_tuning_resumes_to_the_same_weights(refined, data, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_fine_tuning_resumes_to_the_same_weights(rounds, refined, data, tmp_path: Path) -> None:
+    settings = dataclasses.replace(refined.finetuning, rounds=rounds)
+    refined = dataclasses.replace(refined, finetuning=settings)
     whole = train(refined, data, tmp_path / "whole", device=CPU, teacher=RowTeacher())
     epochs = iter(range(100))
 

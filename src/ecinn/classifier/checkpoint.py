@@ -20,7 +20,6 @@ from ecinn.classifier.tensor_files import (
     shipped_names,
     write_tensors,
 )
-from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.files import ASSETS, rebuild
 from ecinn.flow.network import latent_frequencies
 
@@ -98,13 +97,8 @@ def model_name(name_or_path: str | Path) -> str:
 
 def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
     recipe: Recipe = rebuild(Recipe, about["recipe"])
-    if "face_crop" not in about["recipe"] and recipe.dataset.startswith("celeba/"):
-        # Older files do not store the crop: it was always this one.
-        recipe = dataclasses.replace(recipe, face_crop=CELEBA_CROP)
     classifier = GenerativeClassifier(recipe.architecture)
-    # Models of format 1 have no temperature.
-    weights = {"tau": classifier.tau} | unpack(below(tensors, "classifier"))
-    classifier.load_state_dict(weights)
+    classifier.load_state_dict(unpack(below(tensors, "classifier")))
     mu = classifier.mu.detach().clone()
     mu_bar = tensors.get("mu_bar", mu) if recipe.tied else tensors["mu_bar"]
     if mu_bar.shape != classifier.mu.shape:

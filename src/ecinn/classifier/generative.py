@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.flow.bijections import LogDet, Vector
+from ecinn.flow.captured import Captured
 from ecinn.flow.fused import fused
 from ecinn.flow.network import Architecture, build_inn
 from ecinn.pixels import Images, Labels
@@ -33,7 +34,8 @@ class GenerativeClassifier(nn.Module):
     def fused(self) -> "GenerativeClassifier":
         """Return the same classifier for inference, faster, with the weights as they are now."""
         same = copy.copy(self)
-        same._modules = {**self._modules, "inn": fused(self.inn)}
+        inn = fused(self.inn)
+        same._modules = {**self._modules, "inn": Captured(inn) if self.mu.is_cuda else inn}
         return same
 
     @property

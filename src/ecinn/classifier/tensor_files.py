@@ -17,20 +17,6 @@ FORMAT = "ecinn-2"
 SUFFIX = ".safetensors"
 COMPRESSED = ".xz"
 """After `SUFFIX`, the suffix of compressed files: a tenth smaller with 8-bit weights."""
-_FORMAT_1_NAMES = {
-    "experiment": "recipe",
-    "refinement": "finetuning",
-    "averaging": "ema_decay",
-    "teaching": "distillation_weight",
-    "descent": "sgd",
-    "upright": "aligned",
-    "digits": "mnist_framing",
-    "start": "init_from",
-    "reached_q_verified": "reached_q_corrected",
-    "passes_verified": "passes_corrected",
-}
-"""Names of the format "ecinn-1", in which the shipped files are written, and today's names."""
-
 Loaded = TypeVar("Loaded")
 
 
@@ -60,10 +46,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise InputError(
             f"{path} is damaged or not a safetensors file ({error}); fetch or train it again"
         ) from error
-    if metadata.get("format") not in ("ecinn-1", FORMAT):
-        raise InputError(f"{path} was not written by ecinn (format {FORMAT} is expected)")
-    about = json.loads(metadata["about"])
-    return tensors, about if metadata["format"] == FORMAT else _format_1(about)
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"{path} was not written by this version of ecinn (format {FORMAT} is expected): "
+            "fetch or train it again"
+        )
+    return tensors, json.loads(metadata["about"])
 
 
 def load_tensors(
@@ -118,23 +106,3 @@ def shipped_names(folder: Path) -> list[str]:
     files = (path.name.removesuffix(COMPRESSED) for path in folder.iterdir())
     return sorted({name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)})
 
-
-def _format_1(about: Any) -> Any:  # noqa: ANN401
-    """Describe a model of format 1 in today's terms: its class means are not tied."""
-    about = _renamed(about)
-    if isinstance(about, dict) and "recipe" in about:
-        recipe = about["recipe"]
-        recipe.pop("means_label_smoothing", None)
-        recipe["tied"] = False
-        if recipe["finetuning"] is not None:
-            kept = ("epochs", "faithfulness", "learning_rate", "ema_decay")
-            tuned = {name: recipe["finetuning"][name] for name in kept}
-            recipe["finetuning"] = tuned | {"distillation_weight": 0.0, "batch_size": 256}
-    return about
-
-
-def _renamed(value: Any) -> Any:  # noqa: ANN401
-    """Replace the names of format 1 by today's."""
-    if isinstance(value, dict):
-        return {_FORMAT_1_NAMES.get(name, name): _renamed(item) for name, item in value.items()}
-    return [_renamed(item) for item in value] if isinstance(value, list) else value

@@ -141,7 +141,7 @@ class FineTuningStep(OptimisationStep):
             loss = self.settings.proximity * change.sum() / whole
         if self.settings.faithfulness:
             read = torch.cat([read, straight_through_8_bit(x_hat)])
-        z_stored, _ = classifier.encode_with_log_det(read)
+        z_stored, _ = classifier.encode_with_log_det(read.to(x.dtype))
         obtained = equations.log_posterior(z_stored, classifier.mu, classifier.tau)
         distillation = -(answer * obtained[: len(answer)]).sum() / (self.batch_size - whole)
         loss = loss + self.settings.distillation_weight * distillation
