@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ecinn.classifier.checkpoint import SHIPPED, load_checkpoint
+from ecinn.classifier.recipes import RECIPES
 from ecinn.classifier.tensor_files import find_file
 from ecinn.data.celeba import class_names, relabelled
 from ecinn.data.dataset import Dataset, load_dataset
@@ -16,8 +17,9 @@ from helpers.paths import REPOSITORY, SHARED
 FACES = SHARED / "celeba"
 ORIGINALS = SHARED / "celeba_originals"
 needs_faces = pytest.mark.skipif(not FACES.is_dir(), reason="needs ../shared/data/celeba")
-NAMES = ("celeba-smile", "celeba-cheekbones", "celeba-lipstick", "celeba-makeup")
-LARGEST = 48 * 2**20
+LABELS = ("smile", "cheekbones", "lipstick", "makeup")
+NAMES = (*(f"celeba-{label}" for label in LABELS), "celeba-smile-plain")
+LARGEST = 50 * 2**20
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -40,7 +42,7 @@ def faces(model: Model, every_face: Dataset) -> Dataset:
 
 def test_load_by_name(model: Model) -> None:
     recipe = model.checkpoint.recipe
-    assert recipe.beta == 1.0
+    assert recipe == RECIPES[recipe.name]
     assert model.classifier.image_shape == (3, 64, 64)
     assert model.class_names == class_names(recipe.dataset.removeprefix("celeba/"))
     assert find_file(recipe.name, SHIPPED, "model").stat().st_size < 5.5 * 2**20

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
+from ecinn import __version__
 from ecinn.auditing.measurement import EXAMPLES
 from ecinn.auditing.result import Audit, Comparison, count
 from ecinn.auditing.verdict import Verdict, percentage
@@ -47,7 +47,7 @@ def render(audit: Audit, command: str) -> str:
     return template("page.html").render(
         audit=audit,
         command=command,
-        version=version("ecinn"),
+        version=__version__,
         names=audit.class_names,
         mean_image=overlay_array(mean_image, own_change),
         own_change=own_change,
@@ -87,7 +87,7 @@ def render_verdict(verdict: Verdict, command: str) -> str:
     return template("verdict.html").render(
         verdict=verdict,
         command=command,
-        version=version("ecinn"),
+        version=__version__,
         examples=(
             ("Ten at random", verdict.random),
             ("The ten that convince the other network least", verdict.worst),
@@ -108,7 +108,7 @@ def render_distillation(distilled: Distilled, command: str) -> str:
         measures=[*_measures(distilled)],
         limit=NOT_EXPLAINED,
         command=command,
-        version=version("ecinn"),
+        version=__version__,
         examples=(
             ("Ten at random", agreement.random),
             ("The ten that convince the classifier least", agreement.worst),
