@@ -70,6 +70,10 @@ def train(
         float | None,
         typer.Option(min=0.0, help="Fine-tuning: weight of what the teacher reads."),
     ] = None,
+    proximity: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Fine-tuning: weight of changing little."),
+    ] = None,
     teacher: Annotated[
         Path | None,
         typer.Option(help="Teacher, from `ecinn teacher`; trained first if needed and not given."),
@@ -183,6 +187,7 @@ def train(
         "learning_rate": finetune_learning_rate,
         "faithfulness": faithfulness,
         "distillation_weight": finetune_distillation,
+        "proximity": proximity,
     }
     if settings.finetuning is not None:
         finetuning = _replace(settings.finetuning, **changes)
@@ -227,7 +232,8 @@ def train(
         for name, value in options.items()
     )
     numbers = {"minutes": minutes, **first_stage, **both_stages, "limit": limit}
-    numbers |= {"faithfulness": faithfulness, "finetune_epochs": finetune_epochs}
+    numbers |= {"faithfulness": faithfulness, "proximity": proximity}
+    numbers |= {"finetune_epochs": finetune_epochs}
     numbers |= {"finetune_learning_rate": finetune_learning_rate}
     numbers |= {"finetune_distillation": finetune_distillation}
     words += "".join(
