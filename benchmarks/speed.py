@@ -94,7 +94,7 @@ def cpu_seconds(*calls: Callable[[], object], repeats: int) -> list[float]:
 def main() -> None:
     """Measure, print, write and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--digits", type=int, default=6, help="of the comparison")
+    parser.add_argument("--digits", type=int, default=4, help="of the comparison")
     parser.add_argument("--sizes", default="200,2000,20000", help="of datasets for `ecinn bulk`")
     parser.add_argument("--parts", default="methods,growth,memory")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -144,7 +144,7 @@ def side_by_side(model: Counted, digits: int, picture: Path) -> Row:
     for name, prepare in methods.items():
         with torch.inference_mode():
             forwards += cpu_seconds(lambda: model.encode_with_log_det(first), repeats=20)
-        repeats = 12 if name in METHODS else 1
+        repeats = 10 if name in METHODS else 1
         images[name], row = run_method(model, prepare(), pairs, repeats)
         verdicts = {"model": model.predict(images[name]).argmax(1)}
         verdicts |= judges.verdicts(images[name])
@@ -222,7 +222,7 @@ def milliseconds(
             model.encode_with_log_det(x)
 
     calls = [forward, *(lambda m=METHODS[name]: m(model, x, q) for name in methods)]
-    times = cpu_seconds(*calls, repeats=10 if q.numel() < 10 else 5)
+    times = cpu_seconds(*calls, repeats=6 if q.numel() < 10 else 4)
     return {n: round(1000 * t, 2) for n, t in zip(("forward", *methods), times, strict=True)}
 
 
