@@ -209,7 +209,13 @@ def growth(model: Counted) -> dict[str, list[Row]]:
     }
     for name, rows in grown.items():
         print_table(f"CPU milliseconds against {name}", rows)
-    return grown
+    return {name: [with_ratios(row) for row in rows] for name, rows in grown.items()}
+
+
+def with_ratios(row: Row) -> Row:
+    """Add how many forward passes of the same batch every method costs."""
+    ratios = {n: round(row[n] / row["forward"], 2) for n in METHODS if n in row}
+    return {**row, "times_forward": ratios}
 
 
 def milliseconds(

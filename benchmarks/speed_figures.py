@@ -50,8 +50,7 @@ def draw_costs(result: Mapping[str, Any], path: Path) -> None:
         rows = result.get("growth", {}).get(panel, ())
         if panel == "batch":
             rows = [
-                {k: v if k == "batch" else v / row["batch"] for k, v in row.items()}
-                for row in rows
+                {k: v / row["batch"] if k in STYLES else v for k, v in row.items()} for row in rows
             ]
         _draw_lines(axes[panel], rows, title, across, f"{up} (log scale)")
         axes[panel].set_yscale("log", subs=[])
@@ -123,7 +122,7 @@ def _draw_lines(
     axis.set(xlabel=across, ylabel=up)
     axis.set_title(title, loc="left", fontsize=12)
     axis.grid(visible=True, color="#e4e4e4", linewidth=0.8)
-    for name in list(rows[0])[1:] if rows else ():
+    for name in (name for name in rows[0] if name in STYLES) if rows else ():
         (colour, marker), x = STYLES[name], [next(iter(row.values())) for row in rows]
         label = "one forward pass" if name == "forward" else name
         axis.plot(x, [row[name] for row in rows], color=colour, marker=marker, label=label)
