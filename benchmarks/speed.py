@@ -150,7 +150,7 @@ def side_by_side(model: Counted, digits: int, picture: Path) -> Row:
         verdicts |= judges.verdicts(images[name])
         read[name] = verdicts["convolutional"]
         for reader, said in verdicts.items():
-            share = proportion(said == pairs.q)
+            share = proportion(said == pairs.q[: len(said)])
             row[reader] = [round(value, 4) for value in (share.mean, share.low, share.high)]
         rows.append({"method": name, **row})
     forward = statistics.median(forwards)
@@ -165,23 +165,30 @@ def run_method(
 ) -> tuple[StoredImages, Row]:
     """Return the stored counterfactuals, and means of CPU seconds and passes.
 
-    Where nothing is found (nan), the digit stays as it is.
+    Where nothing is found (nan), the digit stays as it is. Ctrl-C ends a method: the digits that
+    it has finished count.
     """
-    stored, found, seconds, passes = pairs.images.clone(), 0, [], torch.zeros(2)
-    for index, target in enumerate(pairs.q.tolist()):
-        method, x, answers = prepare(target), to_pixels(pairs.images[index : index + 1]), []
+    stored, found, seconds, passes = [], 0, [], torch.zeros(2)
+    try:
+        for digit, target in zip(pairs.images.split(1), pairs.q.tolist(), strict=True):
+            method, x, answers = prepare(target), to_pixels(digit), []
 
-        def call(method=method, x=x, q=torch.tensor([[target]]), answers=answers) -> None:  # noqa: ANN001, B008
-            answers.append(method(model, x, q)[0])
+            def call(method=method, x=x, q=torch.tensor([[target]]), answers=answers) -> None:  # noqa: ANN001, B008
+                answers.append(method(model, x, q)[0])
 
-        before = torch.tensor([model.forward, model.backward])
-        seconds += cpu_seconds(call, repeats=repeats)
-        passes += (torch.tensor([model.forward, model.backward]) - before) / repeats
-        if bool(answers[-1].isfinite().all()):
-            stored[index], found = to_uint8(answers[-1].detach())[0], found + 1
+            before = torch.tensor([model.forward, model.backward])
+            seconds += cpu_seconds(call, repeats=repeats)
+            passes += (torch.tensor([model.forward, model.backward]) - before) / repeats
+            exists = bool(answers[-1].isfinite().all())
+            stored.append(to_uint8(answers[-1].detach()) if exists else digit)
+            found += exists
+    except KeyboardInterrupt:
+        if not stored:
+            raise
     forward, backward = (round(float(count) / len(stored), 1) for count in passes)
     mean = round(statistics.mean(seconds), 6)
-    return stored, {"seconds": mean, "forward": forward, "backward": backward, "found": found}
+    costs = {"seconds": mean, "forward": forward, "backward": backward}
+    return torch.cat(stored), {"digits": len(stored), **costs, "found": found}
 
 
 def growth(model: Counted) -> dict[str, list[Row]]:

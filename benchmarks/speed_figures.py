@@ -87,14 +87,21 @@ def _draw_methods(axis: Any, table: Any, measured: Mapping[str, Any]) -> None:  
     axis.set_title("One counterfactual by every method", loc="left", fontsize=12)
     forward = 1000 * measured["forward_seconds"]
     table.set_title(
-        f"The same {measured['digits']} digits; one forward pass takes {forward:.1f} ms",
+        f"The same digits for all; one forward pass takes {forward:.1f} ms",
         loc="left",
         fontsize=12,
     )
     table.axis("off")
     for each in (axis, table):
         each.set_ylim(-0.6, len(rows))
-    heads = ("seconds", "passes", "times forward", "read as q by the model", "by two oracles")
+    heads = (
+        "digits",
+        "seconds",
+        "passes",
+        "× forward",
+        "read as q by the model",
+        "by two oracles",
+    )
     lines = {len(rows) - 0.35: heads}
     for place, row in enumerate(rows):
         model, *oracles = (
@@ -102,9 +109,9 @@ def _draw_methods(axis: Any, table: Any, measured: Mapping[str, Any]) -> None:  
         )
         numbers = (row["seconds"], row["forward"] + row["backward"], row["times_forward"])
         written = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in numbers]
-        lines[place] = (*written, model, " and ".join(oracles))
+        lines[place] = (str(row["digits"]), *written, model, " and ".join(oracles))
     for place, words in lines.items():
-        for across, word in zip((0.1, 0.23, 0.42, 0.74, 0.99), words, strict=True):
+        for across, word in zip((0.05, 0.17, 0.29, 0.43, 0.75, 1.0), words, strict=True):
             table.text(
                 across, place, word, transform=table.get_yaxis_transform(), ha="right",
                 va="center", fontsize=10,
@@ -143,7 +150,7 @@ def draw_digits(
         name = row["method"]
         if name != "Model.explain":  # its pictures are those of ecinn
             captions = [f"oracle: {label}" for label in read[name].tolist()]
-            wrong = (read[name] != pairs.q).tolist()
+            wrong = (read[name] != pairs.q[: len(read[name])]).tolist()
             panels.append(tuple(map(grid.Panel, map(image_array, images[name]), captions, wrong)))
             names.append((name, f"{row['seconds']:.3g} s each"))
     title = f"The same {len(targets)} digits by every method"

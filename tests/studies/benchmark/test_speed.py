@@ -68,7 +68,10 @@ def test_seconds_are_medians_without_the_warm_up(
     assert speed.cpu_seconds(once.call, repeats=1) == [5]
 
 
-def test_a_digit_without_a_counterfactual_stays_as_it_is(speed: Any) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_digits_without_an_answer_stay_and_an_interrupted_method_keeps_the_others(
+    speed: Any, *, interrupted: bool
+) -> None:
     data = random_images(3, 1, 3, 2)
     q = torch.tensor([0, 1, 2])
     pairs = Pairs(torch.arange(3), data.images, (q + 1) % 3, q)
@@ -76,6 +79,8 @@ def test_a_digit_without_a_counterfactual_stays_as_it_is(speed: Any) -> None:
 
     def prepare(target: int) -> Any:
         def method(model: Any, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+            if interrupted and target == 2:
+                raise KeyboardInterrupt
             model.forward += 4 + target
             model.backward += 2
             return (torch.full_like(x, torch.nan) if target == 1 else 1 - x)[None]
@@ -83,10 +88,11 @@ def test_a_digit_without_a_counterfactual_stays_as_it_is(speed: Any) -> None:
         return method
 
     stored, row = speed.run_method(model, prepare, pairs, repeats=3)
-    assert torch.equal(
-        stored, torch.where(q[:, None, None, None] == 1, data.images, 255 - data.images)
-    )
-    assert (row["forward"], row["backward"], row["found"]) == (5, 2, 2)
+    n = 2 if interrupted else 3
+    kept = (q == 1)[:n, None, None, None]
+    assert torch.equal(stored, torch.where(kept, data.images[:n], 255 - data.images[:n]))
+    assert (row["digits"], row["found"]) == (n, n - 1)
+    assert (row["forward"], row["backward"]) == (4.5 if interrupted else 5, 2)
 
 
 @pytest.mark.slow
