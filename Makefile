@@ -27,7 +27,7 @@ help:
 	@echo "make load       200 clients at once for a minute against the service, on loopback"
 	@echo "make paper      every figure and table of the paper into paper/ (CELEBA=DIR for faces, PAPER_MODEL=FILE for claims)"
 	@echo "make notebook   run the tour from top to bottom and keep its output"
-	@echo "make bench      cost beside other methods and its growth (half an hour; ALIBI=1 VENV=.venv-alibi: an hour)"
+	@echo "make bench      cost beside other methods and its growth (15 minutes; VENV=.venv-alibi ALIBI=1: with alibi, an hour)"
 	@echo "make evaluate   measure the shipped models and write docs/results"
 	@echo "make benchmark  compare with other methods and with the authors' results (half an hour)"
 	@echo "make faces      measure the face models (CELEBA=DIR, INCEPTION=DIR; hours without a GPU)"
