@@ -27,7 +27,7 @@ help:
 	@echo "make load       200 clients at once for a minute against the service, on loopback"
 	@echo "make paper      every figure and table of the paper into paper/ (CELEBA=DIR for faces, PAPER_MODEL=FILE for claims)"
 	@echo "make notebook   run the tour from top to bottom and keep its output"
-	@echo "make bench      cost of a counterfactual as a multiple of a forward pass"
+	@echo "make bench      cost beside other methods and its growth (15 minutes; VENV=.venv-alibi ALIBI=1: with alibi, an hour)"
 	@echo "make evaluate   measure the shipped models and write docs/results"
 	@echo "make benchmark  compare with other methods and with the authors' results (half an hour)"
 	@echo "make faces      measure the face models (CELEBA=DIR, INCEPTION=DIR; hours without a GPU)"
@@ -65,8 +65,8 @@ paper: $(VENV)/.paper
 notebook: $(VENV)/.test
 	$(BIN)/python notebooks/run.py
 
-bench: $(VENV)/.demo
-	$(BIN)/python benchmarks/passes.py
+bench: $(VENV)/.bench$(if $(ALIBI),-alibi)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed.py
 
 evaluate: $(VENV)/.demo
 	for model in mnist fakemnist; do \
@@ -101,12 +101,15 @@ $(VENV)/.demo: $(BIN)/pip pyproject.toml
 	$(INSTALL) .
 	touch $@
 
+$(VENV)/.bench: EXTRAS := benchmark,bulk
+$(VENV)/.bench-alibi: EXTRAS := alibi,benchmark,bulk
 $(VENV)/.benchmark: EXTRAS := benchmark,heatmaps,inception
 $(VENV)/.docs: EXTRAS := docs
 $(VENV)/.paper: EXTRAS := paper
 $(VENV)/.serve: EXTRAS := serve
 $(VENV)/.test: EXTRAS := test
-$(VENV)/.benchmark $(VENV)/.docs $(VENV)/.paper $(VENV)/.serve $(VENV)/.test: $(BIN)/pip pyproject.toml
+$(VENV)/.bench $(VENV)/.bench-alibi $(VENV)/.benchmark $(VENV)/.docs $(VENV)/.paper $(VENV)/.serve $(VENV)/.test: \
+		$(BIN)/pip pyproject.toml
 	$(INSTALL) '.[$(EXTRAS)]'
 	touch $@ $(VENV)/.demo
 
