@@ -72,10 +72,12 @@ def serving(*models: str) -> Iterator[str]:
     assert process.stdout is not None
     address = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
     assert address is not None, "ecinn serve did not print its address"
-    yield address.group()
-    process.terminate()
-    process.wait(30)
-    process.stdout.close()
+    try:
+        yield address.group()
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
 
 
 class Visitor:

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.model import Model
+from helpers.axe import violations, violations_by_state
 from helpers.builders import with_default
 from helpers.students import student_folder
 from helpers.visitor import (
@@ -466,6 +467,21 @@ def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> Non
         for each in page.get_by_role(role).all():
             expect(each).to_have_accessible_name(re.compile(r"\S"))
     expect(page.locator("#spoken")).to_contain_text("Classified as a 3")
+
+
+def test_axe_finds_nothing_in_any_state(visitor: Visitor) -> None:
+    page = visitor.open()
+    found = violations_by_state(page)
+    page.evaluate("document.getElementById('token-dialog').showModal()")
+    found["token"] = violations(page)
+    for name, address in (("dots", "/#model=fakemnist"), ("damaged link", "/#model=none")):
+        page.goto("about:blank")
+        page.goto(visitor.service + address)
+        settled(page)
+        found[name] = violations(page)
+    page.goto(f"{visitor.service}/docs")
+    found["API"] = violations(page)
+    assert not any(found.values()), found
 
 
 def test_dark_and_light(visitor: Visitor) -> None:

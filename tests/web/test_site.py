@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
+from helpers.axe import violations_by_state
 from helpers.visitor import THREE, Page, Visitor, draw, expect, linked, pixels, settled
 
 pytest.importorskip("fastapi", reason="the numbers are compared with the service's")
@@ -241,6 +242,13 @@ def test_the_film_shows_the_path_and_the_sheet_every_target(opened: Page, servic
     sheet = np.asarray(kept["png"].convert("RGB")).astype(int)
     third_row = sheet[72 + 128 : 72 + 240, 240 + 7 * 128 : 240 + 7 * 128 + 112]
     assert np.abs(third_row[2::4, 2::4] - decoded(end["image"])).max() <= 1
+
+
+def test_axe_finds_nothing_in_any_state(opened: Page, visitor: Visitor) -> None:
+    page = visitor.open(context=opened.context)
+    found = violations_by_state(page)
+    page.close()
+    assert not any(found.values()), found
 
 
 def test_nothing_is_sent_anywhere(opened: Page, visitor: Visitor, folder: Path) -> None:
