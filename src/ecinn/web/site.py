@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from ecinn.drawing import pictures
 from ecinn.drawing.pictures import png_bytes
 from ecinn.errors import InputError
 from ecinn.export.onnx_files import describe, onnx_files
+from ecinn.export.shared_weights import share_weights
 from ecinn.files import atomic_folder, output_folder
-from ecinn.model import Model
 from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
 from ecinn.web.npm import npm_files
 
@@ -177,6 +176,11 @@ def _index(page: str, url: str | None) -> str:
             r"<noscript>.*?</noscript>",
             '<noscript><p class="notice">This page needs JavaScript.</p></noscript>',
         ),
+        # Before all other modules, so that WebAssembly is loaded while the page is.
+        (
+            r'(?=\n  <script type="module")',
+            '\n  <script type="module" src="static/service.js"></script>',
+        ),
         (r'(<p class="colophon"[^>]*>).*?</p>', rf"\1{PROMISE}</p>"),
     )
     for pattern, replacement in changes:
@@ -186,21 +190,21 @@ def _index(page: str, url: str | None) -> str:
 
 
 def _model_files(served: ServedModel) -> dict[str, bytes]:
-    """Return f and f⁻¹, the class means, and the test images of a model."""
+    """Return f and f⁻¹, their weights, the class means, and the test images of a model."""
     model = served.model
+    files = onnx_files(model, ("encode", "decode"))
+    shared = share_weights({name: file.content for name, file in files.items()})
     about = describe(model) | {
         "tau": float(model.tau),
         "mu": _base64(model.mu),
         "mu_bar": _base64(model.mu_bar),
+        "weights": shared.shapes,
     }
     assert served.samples is not None
-    parts = {f"{name}.onnx": file.content for name, file in _graphs(model).items()}
-    parts |= {"model.json": _json(about), "samples.png": _tiles(served.samples.images)}
+    parts = {f"{name}.onnx": content for name, content in shared.graphs.items()}
+    parts |= {"weights.bin": shared.content, "model.json": _json(about)}
+    parts |= {"samples.png": _tiles(served.samples.images)}
     return {f"models/{served.name}/{name}": content for name, content in parts.items()}
-
-
-def _graphs(model: Model) -> Mapping[str, Any]:
-    return onnx_files(model, ("encode", "decode"))
 
 
 def _tiles(images: Tensor) -> bytes:
