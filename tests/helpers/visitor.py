@@ -85,9 +85,15 @@ class Visitor:
 
     answers: ClassVar[dict[tuple[str, str], bytes]] = {}
 
-    def __init__(self, browser, service: str) -> None:
-        self.browser, self.service = browser, service
+    def __init__(self, browser, service: str, home=None) -> None:
+        """Prepare.
+
+        Args:
+            home: a context for pages without settings of their own; by default each has its own.
+        """
+        self.browser, self.service, self.home = browser, service, home
         self.contexts: list = []
+        self.pages: list[Page] = []
         self.faults: list[str] = []
 
     def context(self, **settings: object):
@@ -99,13 +105,16 @@ class Visitor:
 
     def leave(self) -> None:
         """Close all pages."""
+        for page in self.pages:
+            page.close()
         for context in self.contexts:
             context.unroute_all(behavior="ignoreErrors")
             context.close()
 
     def open(self, address: str = "/", *, context=None, state: str | None = "ready") -> Page:
         """Open a page and wait until it is in that state."""
-        page = (context or self.context()).new_page()
+        page = (context or self.home or self.context()).new_page()
+        self.pages.append(page)
         page.on("console", lambda said: said.type == "error" and self._record_error(said.text))
         page.on("pageerror", lambda error: self._record_error(str(error)))
         page.on("request", self._check_address)

@@ -56,9 +56,17 @@ def service(mnist: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield address
 
 
+@pytest.fixture(scope="module")
+def home(browser, service: str) -> Iterator[object]:
+    """One page of it stays open, so that Chromium keeps the process that others open in."""
+    keeper = Visitor(browser, service)
+    yield keeper.open("/health", state=None).context
+    keeper.leave()
+
+
 @pytest.fixture
-def visitor(browser, service: str) -> Iterator[Visitor]:
-    visitor = Visitor(browser, service)
+def visitor(browser, service: str, home) -> Iterator[Visitor]:
+    visitor = Visitor(browser, service, home)
     yield visitor
     visitor.leave()
     assert not visitor.faults
@@ -474,13 +482,8 @@ def test_axe_finds_nothing_in_any_state(visitor: Visitor) -> None:
     found = violations_by_state(page)
     page.evaluate("document.getElementById('token-dialog').showModal()")
     found["token"] = violations(page)
-    for name, address in (("dots", "/#model=fakemnist"), ("damaged link", "/#model=none")):
-        page.goto("about:blank")
-        page.goto(visitor.service + address)
-        settled(page)
-        found[name] = violations(page)
-    page.goto(f"{visitor.service}/docs")
-    found["API"] = violations(page)
+    found["dots"] = violations(visitor.open("/#model=fakemnist"))
+    found["API"] = violations(visitor.open("/docs", state=None))
     assert not any(found.values()), found
 
 
