@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,10 +48,11 @@ EDGE = 11
 
 @pytest.fixture(scope="module")
 def service(mnist: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Digits, dots, and digits with a default confidence of 90 %."""
-    sure = tmp_path_factory.mktemp("models") / "sure.safetensors"
-    with_default(mnist, 0.9).save(sure)
-    with serving("mnist", "fakemnist", str(sure)) as address:
+    """Digits, dots, digits with a default confidence of 90 %, and the student of a classifier."""
+    folder = tmp_path_factory.mktemp("models")
+    with_default(mnist, 0.9).save(folder / "sure.safetensors")
+    own = folder / "sure.safetensors", student_folder(mnist, folder / "student", never=8)
+    with serving("mnist", "fakemnist", *map(str, own)) as address:
         yield address
 
 
@@ -574,33 +574,27 @@ def test_faces_without_test_pictures_ask_for_a_portrait(visitor: Visitor) -> Non
 
 
 def test_a_student_shows_what_its_classifier_reads_and_what_is_not_explained(
-    browser, mnist: Model, tmp_path: Path
+    visitor: Visitor,
 ) -> None:
-    folder = student_folder(mnist, tmp_path / "student", never=8)
-    with serving(str(folder)) as address:
-        visitor = Visitor(browser, address)
-        page = visitor.open("/#model=student&sample=90&target=5")
-        asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
-        answer = visitor.post("explain", asked)
-        good, failed = answer["images"][0]["targets"]
-        expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
-        expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
-        expect(page.locator("#unexplained")).to_be_hidden()
-        expect(page.locator("#answer-words")).to_have_text(
-            f"5 · {100 * good['convincing']['answer']['5']:.1f} %"
-        )
-        expect(page.locator("#plot .ring")).to_have_count(6)
-        expect(page.locator("#sentences")).to_contain_text(f"{good['queries']} pictures")
-        press(page, "ArrowLeft")
-        expect(page.locator("#answer-words")).to_contain_text("student: ")
-        expect(page.locator(".card[data-missed]")).to_have_count(1)
-        expect(page.locator(".card[data-missed]")).to_contain_text("not explained")
-        choose(page, "8")
-        settled(page)
-        expect(page.locator("#unexplained")).to_have_text(failed["sentences"][0])
-        expect(page.locator("#stops")).to_contain_text("best found")
-        winner = failed["convincing"]["winner"]
-        expect(page.locator("#answer-words")).to_contain_text(f"{winner} · ")
-        for context in visitor.contexts:
-            context.close()
-        assert not visitor.faults
+    page = visitor.open("/#model=student&sample=90&target=5")
+    asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
+    answer = visitor.post("explain", asked)
+    good, failed = answer["images"][0]["targets"]
+    expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
+    expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
+    expect(page.locator("#unexplained")).to_be_hidden()
+    expect(page.locator("#answer-words")).to_have_text(
+        f"5 · {100 * good['convincing']['answer']['5']:.1f} %"
+    )
+    expect(page.locator("#plot .ring")).to_have_count(6)
+    expect(page.locator("#sentences")).to_contain_text(f"{good['queries']} pictures")
+    press(page, "ArrowLeft")
+    expect(page.locator("#answer-words")).to_contain_text("student: ")
+    expect(page.locator(".card[data-missed]")).to_have_count(1)
+    expect(page.locator(".card[data-missed]")).to_contain_text("not explained")
+    choose(page, "8")
+    settled(page)
+    expect(page.locator("#unexplained")).to_have_text(failed["sentences"][0])
+    expect(page.locator("#stops")).to_contain_text("best found")
+    winner = failed["convincing"]["winner"]
+    expect(page.locator("#answer-words")).to_contain_text(f"{winner} · ")

@@ -170,7 +170,7 @@ def check_explanation(page: Page, service: str, body: dict[str, Any]) -> None:
 def test_drawing_does_not_wait_for_the_network(
     host: http.server.HTTPServer, visitor: Visitor
 ) -> None:
-    """What is drawn before anything is loaded stays, and is explained when the network is there."""
+    """What is drawn before anything is loaded stays, and is explained as soon as it can be."""
     host.slow = {ending: threading.Event() for ending in ("models.json", ".wasm")}
     page = visitor.open(context=visitor.context(service_workers="block"), state=None)
     draw(page, THREE)

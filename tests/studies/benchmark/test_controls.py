@@ -17,8 +17,8 @@ from helpers.command_line import fails, run
 
 CPU = torch.device("cpu")
 TINY = controls.Size(
-    images=500, held_out=100, epochs=6, path_epochs=1, taught=2000, taught_epochs=8,
-    memorised=300, memorising_epochs=40,
+    images=500, held_out=100, epochs=6, path_epochs=1, taught=1200, taught_epochs=8,
+    memorised=300, memorising_epochs=30, width=16,
 )  # fmt: skip
 
 
