@@ -26,9 +26,7 @@ def npm_files(
     return {name: (kept / name).read_bytes() for name in names}
 
 
-def _fetched(
-    package: str, version: str, names: Sequence[str], otherwise: str
-) -> dict[str, bytes]:
+def _fetched(package: str, version: str, names: Sequence[str], otherwise: str) -> dict[str, bytes]:
     """Download the package, whose checksum npm verifies, and take the files that are used."""
     if (npm := shutil.which("npm")) is None:
         raise InputError(
