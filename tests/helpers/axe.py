@@ -33,7 +33,6 @@ def violations(page: Page) -> list[str]:
     for scheme, size in SCREENS:
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size(size)
-        page.wait_for_timeout(250)  # colours change softly
         found += [f"{scheme}: {each}" for each in page.evaluate(RUN)]
     page.set_viewport_size(SCREENS[0][1])
     return found

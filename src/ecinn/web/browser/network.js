@@ -90,8 +90,8 @@ export class Network {
       return inTurn(() => ort.InferenceSession.create(bytes, options));
     };
     const encoder = await open(files[0]);
-    // Predictions need not wait for it.
-    const decoder = open(files[1]);
+    // After the prediction that waits for the encoder.
+    const decoder = pause().then(() => open(files[1]));
     decoder.catch(() => {});
     return new Network({ ...model, ...about }, encoder, decoder);
   }
