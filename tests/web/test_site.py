@@ -340,6 +340,8 @@ def test_what_is_missing_is_said_in_one_line(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="not installed: install it, or unpack"):
         build_site(tmp_path / "site")
+    incomplete = tmp_path / "cache" / f"{site_module.RUNTIME}-{site_module.RUNTIME_VERSION}"
+    incomplete.mkdir(parents=True)
     failed = subprocess.CompletedProcess([], 1, "", "network\ndown")
     monkeypatch.setattr(shutil, "which", lambda _: "npm")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)

@@ -21,8 +21,8 @@ def npm_files(
         otherwise: what else to do if npm fails, for messages.
     """
     kept = cache_folder() / f"{package}-{version}"
-    if not kept.exists():
-        atomic_folder(kept, _fetched(package, version, names, otherwise))
+    if not all((kept / name).is_file() for name in names):
+        atomic_folder(kept, _fetched(package, version, names, otherwise), replace=True)
     return {name: (kept / name).read_bytes() for name in names}
 
 
