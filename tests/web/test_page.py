@@ -148,7 +148,8 @@ def test_overlay_is_the_services_own(visitor: Visitor) -> None:
 
 
 def test_downloads(visitor: Visitor) -> None:
-    page = visitor.open("/#model=mnist&sample=90&target=8")
+    context = visitor.context(frames=41)
+    page = visitor.open("/#model=mnist&sample=90&target=8", context=context)
     files = {}
     for kind in ("png", "gif", "json"):
         with page.expect_download() as download:
