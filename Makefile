@@ -12,8 +12,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Keep compiled modules between runs: compiling them takes longer than many tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Neighbouring tests stay on one worker, so that what they share is made once.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# The tests of a file stay on one worker, so that what they share is made once.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: help demo test quick check docs serve load paper notebook bench evaluate benchmark faces clean
 

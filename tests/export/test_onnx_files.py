@@ -23,6 +23,7 @@ from ecinn.data.framing import Framing, Intensity
 from ecinn.errors import EcinnError, InputError
 from ecinn.export import onnx_files
 from ecinn.export.onnx_files import describe, export_onnx
+from ecinn.export.shared_weights import share_weights
 from ecinn.flow.network import Architecture, Stage, latent_frequencies
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
@@ -206,6 +207,34 @@ def test_weights_are_stored_once_and_with_the_bits_of_the_checkpoint(
     assert len(casts) == (0 if model.recipe.stored_bits == 32 else len(kernels))
     count = sum(np.prod(t.dims) for t in stored if t.data_type == kinds[model.recipe.stored_bits])
     assert model.recipe.stored_bits != 8 or count == sum(p.numel() for p in kernels)
+
+
+def test_graphs_that_share_their_weights_compute_the_same(
+    exported: tuple[Model, Folder], images: torch.Tensor, tmp_path: Path
+) -> None:
+    model, run = exported
+    names = ("encode", "decode")
+    shared = share_weights({name: (run.path / f"{name}.onnx").read_bytes() for name in names})
+    kernels = [p for _, p in model.classifier.inn.named_parameters() if p.ndim > 1]
+    sizes = [(len(kernel), kernel[0].numel()) for kernel in kernels]
+    assert sorted(shared.shapes) == (sorted(sizes) if model.recipe.stored_bits == 8 else [])
+    rows = sum(count for count, _ in shared.shapes)
+    columns = np.repeat([each for _, each in shared.shapes], [n for n, _ in shared.shapes])
+    scale = np.repeat(np.frombuffer(shared.content, "<f4", rows), columns.astype(int))
+    values = np.frombuffer(shared.content, np.int8, offset=4 * rows) * scale
+    (tmp_path / "weights").write_bytes(values.astype("<f4").tobytes())
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    given = {"pixels": images.numpy(), "z": model.encode(images).numpy()}
+    for name, port in zip(names, given, strict=True):
+        (tmp_path / f"{name}.onnx").write_bytes(shared.graphs[name])
+        graph = onnx.load(tmp_path / f"{name}.onnx", load_external_data=False).graph
+        assert not any(node.op_type == "Cast" for node in graph.node)
+        session = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx", options)
+        expected = run(name, **{port: given[port]})
+        found = session.run(list(expected), {port: given[port]})
+        for value, other in zip(found, expected.values(), strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-4)
 
 
 def test_files_use_standard_operators_in_single_precision(

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ecinn.data.photographs import Photograph
 from ecinn.errors import InputError
 from ecinn.web import schemas
-from ecinn.web.catalogue import Catalogue
+from ecinn.web.catalogue import Catalogue, ServedModel
 from ecinn.web.security import CHUNK
 from ecinn.web.settings import Settings
 from helpers.server import (
@@ -30,6 +30,7 @@ from helpers.server import (
     ask,
     connect,
     everything,
+    held,
     metric,
     running,
     wait_until,
@@ -274,6 +275,25 @@ def test_memory_is_returned_after_work_and_only_then(
             wait_until(lambda count=count: len(trims) == count)
         time.sleep(0.2)
         assert trims == [0, 0]
+
+
+def test_memory_is_returned_after_work_that_takes_longer_than_a_look(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("ecinn.web.service.TRIM_SECONDS", 0.02)
+    monkeypatch.setattr("ecinn.web.service._malloc_trim", lambda: trims.append)
+    catalogue, classifier = held(served)
+    classifier.gate.clear()
+    with running(catalogue, FAST) as address, ThreadPoolExecutor(1) as clients:
+        url = f"{address}/api/v1/explain"
+        answer = clients.submit(httpx.post, url, json=ask(), timeout=PATIENCE)
+        wait_until(lambda: classifier.decoded)
+        time.sleep(0.2)
+        assert not trims
+        classifier.gate.set()
+        assert answer.result().status_code == 200
+        wait_until(lambda: len(trims) == 1)
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

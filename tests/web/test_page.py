@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.model import Model
+from helpers.axe import violations, violations_by_state
 from helpers.builders import with_default
 from helpers.students import student_folder
 from helpers.visitor import (
@@ -48,16 +48,25 @@ EDGE = 11
 
 @pytest.fixture(scope="module")
 def service(mnist: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Digits, dots, and digits with a default confidence of 90 %."""
-    sure = tmp_path_factory.mktemp("models") / "sure.safetensors"
-    with_default(mnist, 0.9).save(sure)
-    with serving("mnist", "fakemnist", str(sure)) as address:
+    """Digits, dots, digits with a default confidence of 90 %, and the student of a classifier."""
+    folder = tmp_path_factory.mktemp("models")
+    with_default(mnist, 0.9).save(folder / "sure.safetensors")
+    own = folder / "sure.safetensors", student_folder(mnist, folder / "student", never=8)
+    with serving("mnist", "fakemnist", *map(str, own)) as address:
         yield address
 
 
+@pytest.fixture(scope="module")
+def home(browser, service: str) -> Iterator[object]:
+    """One page of it stays open, so that Chromium keeps the process that others open in."""
+    keeper = Visitor(browser, service)
+    yield keeper.open("/health", state=None).context
+    keeper.leave()
+
+
 @pytest.fixture
-def visitor(browser, service: str) -> Iterator[Visitor]:
-    visitor = Visitor(browser, service)
+def visitor(browser, service: str, home) -> Iterator[Visitor]:
+    visitor = Visitor(browser, service, home)
     yield visitor
     visitor.leave()
     assert not visitor.faults
@@ -139,7 +148,8 @@ def test_overlay_is_the_services_own(visitor: Visitor) -> None:
 
 
 def test_downloads(visitor: Visitor) -> None:
-    page = visitor.open("/#model=mnist&sample=90&target=8")
+    context = visitor.context(frames=41)
+    page = visitor.open("/#model=mnist&sample=90&target=8", context=context)
     files = {}
     for kind in ("png", "gif", "json"):
         with page.expect_download() as download:
@@ -468,6 +478,16 @@ def test_every_control_has_a_name_and_is_reached_by_tab(visitor: Visitor) -> Non
     expect(page.locator("#spoken")).to_contain_text("Classified as a 3")
 
 
+def test_axe_finds_nothing_in_any_state(visitor: Visitor) -> None:
+    page = visitor.open()
+    found = violations_by_state(page)
+    page.evaluate("document.getElementById('token-dialog').showModal()")
+    found["token"] = violations(page)
+    found["dots"] = violations(visitor.open("/#model=fakemnist"))
+    found["API"] = violations(visitor.open("/docs", state=None))
+    assert not any(found.values()), found
+
+
 def test_dark_and_light(visitor: Visitor) -> None:
     def brightness(page: Page) -> float:
         return sum(colour(page, "body", "backgroundColor")) / 3
@@ -555,33 +575,27 @@ def test_faces_without_test_pictures_ask_for_a_portrait(visitor: Visitor) -> Non
 
 
 def test_a_student_shows_what_its_classifier_reads_and_what_is_not_explained(
-    browser, mnist: Model, tmp_path: Path
+    visitor: Visitor,
 ) -> None:
-    folder = student_folder(mnist, tmp_path / "student", never=8)
-    with serving(str(folder)) as address:
-        visitor = Visitor(browser, address)
-        page = visitor.open("/#model=student&sample=90&target=5")
-        asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
-        answer = visitor.post("explain", asked)
-        good, failed = answer["images"][0]["targets"]
-        expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
-        expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
-        expect(page.locator("#unexplained")).to_be_hidden()
-        expect(page.locator("#answer-words")).to_have_text(
-            f"5 · {100 * good['convincing']['answer']['5']:.1f} %"
-        )
-        expect(page.locator("#plot .ring")).to_have_count(6)
-        expect(page.locator("#sentences")).to_contain_text(f"{good['queries']} pictures")
-        press(page, "ArrowLeft")
-        expect(page.locator("#answer-words")).to_contain_text("student: ")
-        expect(page.locator(".card[data-missed]")).to_have_count(1)
-        expect(page.locator(".card[data-missed]")).to_contain_text("not explained")
-        choose(page, "8")
-        settled(page)
-        expect(page.locator("#unexplained")).to_have_text(failed["sentences"][0])
-        expect(page.locator("#stops")).to_contain_text("best found")
-        winner = failed["convincing"]["winner"]
-        expect(page.locator("#answer-words")).to_contain_text(f"{winner} · ")
-        for context in visitor.contexts:
-            context.close()
-        assert not visitor.faults
+    page = visitor.open("/#model=student&sample=90&target=5")
+    asked = {"model": "student", "images": [{"sample": 90}], "targets": ["5", "8"]}
+    answer = visitor.post("explain", asked)
+    good, failed = answer["images"][0]["targets"]
+    expect(page.locator("#readers")).to_contain_text("nearest.pt. Its student reads a 3")
+    expect(page.locator("#lead")).to_contain_text("nearest.pt is explained by its student")
+    expect(page.locator("#unexplained")).to_be_hidden()
+    expect(page.locator("#answer-words")).to_have_text(
+        f"5 · {100 * good['convincing']['answer']['5']:.1f} %"
+    )
+    expect(page.locator("#plot .ring")).to_have_count(6)
+    expect(page.locator("#sentences")).to_contain_text(f"{good['queries']} pictures")
+    press(page, "ArrowLeft")
+    expect(page.locator("#answer-words")).to_contain_text("student: ")
+    expect(page.locator(".card[data-missed]")).to_have_count(1)
+    expect(page.locator(".card[data-missed]")).to_contain_text("not explained")
+    choose(page, "8")
+    settled(page)
+    expect(page.locator("#unexplained")).to_have_text(failed["sentences"][0])
+    expect(page.locator("#stops")).to_contain_text("best found")
+    winner = failed["convincing"]["winner"]
+    expect(page.locator("#answer-words")).to_contain_text(f"{winner} · ")

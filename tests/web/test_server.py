@@ -1,6 +1,8 @@
 """`ecinn serve` as a process: started, stopped, started again."""
 
+import base64
 import contextlib
+import io
 import os
 import re
 import signal
@@ -10,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
 from helpers.command_line import fails
 from helpers.server import PATIENCE, ask, metric, wait_until
@@ -98,6 +102,43 @@ def test_a_stop_finishes_requests_and_the_log_has_no_content_of_them(served: Ser
     number = numbered.headers["x-request-id"]
     assert re.search(rf"GET other 404 \d\.\d+ s 0 bytes {number}$", log, re.MULTILINE)
     assert any("POST /api/v1/explain 200" in line for line in lines)
+
+
+def bomb(mode: str, size: tuple[int, int] = (4800, 4900)) -> dict[str, str]:
+    """Return a small file of as many pixels as a request may have."""
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, "PNG")
+    assert file.tell() < 100_000
+    return {"png": base64.b64encode(file.getvalue()).decode()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_that_of_a_fresh_service_after_attacks() -> None:
+    """Pictures that are small as files, very narrow ones, and long explanations, all at once."""
+    served = Served("--port", "0")
+    status = Path(f"/proc/{served.process.pid}/status")
+
+    def memory(kind: str = "VmRSS") -> int:
+        return int(re.search(rf"{kind}:\s+(\d+) kB", status.read_text())[1])
+
+    fresh = memory()
+    modes = ("P", "I;16", "LA", "1") * 2
+    bombs = [("predict", {"images": [bomb(mode)]}, 200) for mode in modes]
+    narrow = [("predict", {"images": [bomb("L", (24_000_000, 1))]}, 413)]
+    long = [("explain", {"targets": "all", "path": 11}, 200)] * 2
+
+    def attack(part: tuple[str, dict, int]) -> None:
+        path, more, status = part
+        url = f"{served.address}/api/v1/{path}"
+        assert httpx.post(url, json=ask() | more, timeout=PATIENCE).status_code == status
+
+    try:
+        with ThreadPoolExecutor(16) as clients:
+            list(clients.map(attack, bombs + narrow + long))
+        assert memory("VmHWM") > 1.25 * fresh
+        wait_until(lambda: memory() < 1.2 * fresh)
+    finally:
+        served.stop(signal.SIGKILL)
 
 
 def test_killed_and_started_again_on_the_same_port() -> None:

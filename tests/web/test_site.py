@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
+from helpers.axe import violations_by_state
 from helpers.visitor import THREE, Page, Visitor, draw, expect, linked, pixels, settled
 
 pytest.importorskip("fastapi", reason="the numbers are compared with the service's")
@@ -45,12 +46,14 @@ ONLY_THE_SERVICE = {
 
 
 class StaticFiles(http.server.SimpleHTTPRequestHandler):
-    """A static host that can go away."""
+    """A static host that can go away, or be slow with some files."""
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
     def send_head(self):
+        for ending, gate in self.server.slow.items():
+            assert not self.path.endswith(ending) or gate.wait(60)
         if not self.server.away:
             return super().send_head()
         self.close_connection = True
@@ -72,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def host(folder: Path) -> Iterator[http.server.HTTPServer]:
     handler = functools.partial(StaticFiles, directory=str(folder.parent.parent))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.away = False
+        server.away, server.slow = False, {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -164,6 +167,25 @@ def check_explanation(page: Page, service: str, body: dict[str, Any]) -> None:
     assert max(difference for _, difference in same_pictures) < 1e-3
 
 
+def test_drawing_does_not_wait_for_the_network(
+    host: http.server.HTTPServer, visitor: Visitor
+) -> None:
+    """What is drawn before anything is loaded stays, and is explained as soon as it can be."""
+    host.slow = {ending: threading.Event() for ending in ("models.json", ".wasm")}
+    page = visitor.open(context=visitor.context(service_workers="block"), state=None)
+    draw(page, THREE)
+    surface = page.locator("#pad").evaluate("each => each.toDataURL()")
+    assert 0.02 < (decoded(surface) > 200).mean() < 0.3
+    host.slow["models.json"].set()
+    expect(page.locator("#verdict")).to_contain_text(re.compile(r"^Loading \d+ MB"))
+    settled(page, "loading")
+    host.slow[".wasm"].set()
+    settled(page)
+    expect(page.locator("#question")).to_contain_text("Why is this a 3 and not")
+    assert page.locator("#pad").evaluate("each => each.toDataURL()") == surface
+    host.slow = {}
+
+
 @pytest.mark.parametrize(("points", "targets"), [(THREE, "all"), (SEVEN, None), (ZERO, None)])
 def test_a_drawn_digit_has_the_numbers_of_the_service(
     opened: Page, service: str, points: list[tuple[float, float]], targets: str | None
@@ -243,6 +265,11 @@ def test_the_film_shows_the_path_and_the_sheet_every_target(opened: Page, servic
     assert np.abs(third_row[2::4, 2::4] - decoded(end["image"])).max() <= 1
 
 
+def test_axe_finds_nothing_in_any_state(opened: Page) -> None:
+    found = violations_by_state(opened)
+    assert not any(found.values()), found
+
+
 def test_nothing_is_sent_anywhere(opened: Page, visitor: Visitor, folder: Path) -> None:
     """All requests load a file of the site, and the page allows no others."""
     files = {
@@ -313,6 +340,8 @@ def test_what_is_missing_is_said_in_one_line(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="not installed: install it, or unpack"):
         build_site(tmp_path / "site")
+    incomplete = tmp_path / "cache" / f"{site_module.RUNTIME}-{site_module.RUNTIME_VERSION}"
+    incomplete.mkdir(parents=True)
     failed = subprocess.CompletedProcess([], 1, "", "network\ndown")
     monkeypatch.setattr(shutil, "which", lambda _: "npm")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)

@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -92,6 +92,14 @@ class Service:
         for threads in (self._network, self._drawing):
             await asyncio.to_thread(threads.shutdown)
 
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[None]:
+        """Note at the end that there is memory to return."""
+        try:
+            yield
+        finally:
+            self._worked = True
+
     async def _trim(self) -> None:
         """Return freed memory to the system after work, which the C library would keep."""
         trim = _malloc_trim()
@@ -125,8 +133,9 @@ class Service:
     async def predict(self, request: schemas.PredictRequest) -> bytes:
         """Predict every image; return JSON."""
         served = self.find(request.model)
-        pixels, _ = await self._read(served, request.images)
-        prediction = await self.predictions.submit((served, pixels))
+        with self._work():
+            pixels, _ = await self._read(served, request.images)
+            prediction = await self.predictions.submit((served, pixels))
         images = answers.predictions(prediction, served.model.class_names)
         return answers.to_json({"model": served.name, "images": images})
 
@@ -186,7 +195,7 @@ class Service:
                 "ask for fewer images, targets or frames"
             )
         too_many = FullError(2, "client_explanations", "of your explanations")
-        with self._explaining.one(CLIENT.get(), too_many):
+        with self._explaining.one(CLIENT.get(), too_many), self._work():
             pixels, remarks = await self._read(served, images)
             question = dataclasses.replace(question, pixels=pixels)
             e = await self.explanations.submit((served, question))
@@ -196,7 +205,6 @@ class Service:
 
     async def _read(self, served: ServedModel, images: Sequence[GivenImage]) -> Readable:
         """Return the images of a request as the model reads them, and what was done to them."""
-        self._worked = True
         files = [image for image in images if isinstance(image, bytes | schemas.ImageFile)]
 
         def read_all() -> Readable:

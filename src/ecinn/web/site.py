@@ -6,27 +6,22 @@ import hashlib
 import html
 import json
 import re
-import shutil
-import subprocess
-import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ecinn.data.decoded_images import cache_folder
 from ecinn.drawing import pictures
 from ecinn.drawing.pictures import png_bytes
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import InputError
 from ecinn.export.onnx_files import describe, onnx_files
+from ecinn.export.shared_weights import share_weights
 from ecinn.files import atomic_folder, output_folder
-from ecinn.model import Model
 from ecinn.web.catalogue import Catalogue, ServedModel, load_catalogue
+from ecinn.web.npm import npm_files
 
 MODELS = ("mnist", "mnist-finetuned", "fakemnist")
 SAMPLES = 1000
@@ -52,7 +47,7 @@ PROMISE = (
     "own need <code>ecinn serve</code>."
 )
 _PAGE, _BROWSER = (Path(__file__).parent / name for name in ("page", "browser"))
-_FETCH = f"or unpack {RUNTIME} {RUNTIME_VERSION} yourself and name its folder with --ort DIR"
+_FETCH = f", or unpack {RUNTIME} {RUNTIME_VERSION} yourself and name its folder with --ort DIR"
 
 
 def build_site(
@@ -130,11 +125,11 @@ def _first(served: ServedModel) -> ServedModel:
 
 
 def _runtime(package: Path | None) -> Mapping[str, bytes]:
-    """Return the files of onnxruntime-web: of this package, from the cache, or from npm."""
+    """Return the files of onnxruntime-web: of this package, or from npm."""
     if package is None:
-        package = cache_folder() / f"{RUNTIME}-{RUNTIME_VERSION}"
-        if not package.exists():
-            atomic_folder(package, {f"dist/{name}": data for name, data in _fetched().items()})
+        files = [f"dist/{name}" for name in RUNTIME_FILES]
+        fetched = npm_files(RUNTIME, RUNTIME_VERSION, files, otherwise=_FETCH)
+        return {name.removeprefix("dist/"): content for name, content in fetched.items()}
     folder = package / "dist" if (package / "dist").is_dir() else package
     try:
         return {name: (folder / name).read_bytes() for name in RUNTIME_FILES}
@@ -143,25 +138,6 @@ def _runtime(package: Path | None) -> Mapping[str, bytes]:
             f"{package} has no {error.filename and Path(error.filename).name}: name the folder of "
             f"an unpacked {RUNTIME} {RUNTIME_VERSION}"
         ) from error
-
-
-def _fetched() -> dict[str, bytes]:
-    """Download the npm package, whose checksum npm verifies, and take the files that are used."""
-    if (npm := shutil.which("npm")) is None:
-        raise InputError(f"{RUNTIME} comes from npm, which is not installed: install it, {_FETCH}")
-    with tempfile.TemporaryDirectory(prefix="ecinn-") as place:
-        command = [npm, "pack", f"{RUNTIME}@{RUNTIME_VERSION}", "--silent"]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-        packed = list(Path(place).glob("*.tgz"))
-        if done.returncode or not packed:
-            raise EcinnError(
-                f"npm could not fetch {RUNTIME} {RUNTIME_VERSION}: check the network, {_FETCH}"
-            )
-        with tarfile.open(packed[0]) as archive:
-            contents = {
-                name: archive.extractfile(f"package/dist/{name}") for name in RUNTIME_FILES
-            }
-            return {name: file.read() for name, file in contents.items() if file is not None}
 
 
 def _page(url: str | None) -> dict[str, bytes]:
@@ -200,6 +176,11 @@ def _index(page: str, url: str | None) -> str:
             r"<noscript>.*?</noscript>",
             '<noscript><p class="notice">This page needs JavaScript.</p></noscript>',
         ),
+        # Before all other modules, so that WebAssembly is loaded while the page is.
+        (
+            r'(?=\n  <script type="module")',
+            '\n  <script type="module" src="static/service.js"></script>',
+        ),
         (r'(<p class="colophon"[^>]*>).*?</p>', rf"\1{PROMISE}</p>"),
     )
     for pattern, replacement in changes:
@@ -209,21 +190,21 @@ def _index(page: str, url: str | None) -> str:
 
 
 def _model_files(served: ServedModel) -> dict[str, bytes]:
-    """Return f and f⁻¹, the class means, and the test images of a model."""
+    """Return f and f⁻¹, their weights, the class means, and the test images of a model."""
     model = served.model
+    files = onnx_files(model, ("encode", "decode"))
+    shared = share_weights({name: file.content for name, file in files.items()})
     about = describe(model) | {
         "tau": float(model.tau),
         "mu": _base64(model.mu),
         "mu_bar": _base64(model.mu_bar),
+        "weights": shared.shapes,
     }
     assert served.samples is not None
-    parts = {f"{name}.onnx": file.content for name, file in _graphs(model).items()}
-    parts |= {"model.json": _json(about), "samples.png": _tiles(served.samples.images)}
+    parts = {f"{name}.onnx": content for name, content in shared.graphs.items()}
+    parts |= {"weights.bin": shared.content, "model.json": _json(about)}
+    parts |= {"samples.png": _tiles(served.samples.images)}
     return {f"models/{served.name}/{name}": content for name, content in parts.items()}
-
-
-def _graphs(model: Model) -> Mapping[str, Any]:
-    return onnx_files(model, ("encode", "decode"))
 
 
 def _tiles(images: Tensor) -> bytes:

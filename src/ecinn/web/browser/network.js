@@ -42,6 +42,10 @@ function inTurn(work) {
   return done;
 }
 
+/* Loads WebAssembly before it is known which network is needed: an empty graph is refused only
+ * after that. */
+inTurn(() => ort.InferenceSession.create(new Uint8Array(), { executionProviders: ["wasm"] })).catch(() => {});
+
 function decoded(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Float32Array(bytes.buffer);
@@ -52,19 +56,42 @@ function rowsOf(values, length) {
   return Array.from({ length: count }, (_, row) => values.subarray(row * length, (row + 1) * length));
 }
 
+/** The weights of both graphs in float32: 8-bit rows times their scales.
+ * @param {ArrayBuffer} file the scales of all rows, then the rows
+ * @param {[number, number][]} shapes rows and columns of every kernel */
+function converted(file, shapes) {
+  const rows = shapes.flatMap(([count, columns]) => Array(count).fill(columns));
+  const scales = new Float32Array(file, 0, rows.length);
+  const kernels = new Int8Array(file, 4 * rows.length);
+  const values = new Float32Array(kernels.length);
+  let first = 0;
+  rows.forEach((columns, row) => {
+    for (let at = first; at < first + columns; at += 1) values[at] = kernels[at] * scales[row];
+    first += columns;
+  });
+  return new Uint8Array(values.buffer);
+}
+
 export class Network {
   /** @param {object} about an entry of models.json */
   static async load(about) {
     const folder = folderOf(about);
-    const files = ["encode.onnx", "decode.onnx"].map((file) => load(new URL(file, folder), "arrayBuffer"));
+    const files = ["encode.onnx", "decode.onnx", "weights.bin"].map((file) => load(new URL(file, folder), "arrayBuffer"));
+    const model = await load(new URL("model.json", folder), "json");
+    const data = converted(await files[2], model.weights);
+    // Optimising the graphs takes seconds, and hardly makes them faster.
+    const options = {
+      executionProviders: ["wasm"],
+      graphOptimizationLevel: "disabled",
+      externalData: [{ path: "weights", data }],
+    };
     const open = async (file) => {
       const bytes = await file;
-      return inTurn(() => ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] }));
+      return inTurn(() => ort.InferenceSession.create(bytes, options));
     };
-    const model = await load(new URL("model.json", folder), "json");
     const encoder = await open(files[0]);
-    // Predictions need not wait for it.
-    const decoder = open(files[1]);
+    // After the prediction that waits for the encoder.
+    const decoder = pause().then(() => open(files[1]));
     decoder.catch(() => {});
     return new Network({ ...model, ...about }, encoder, decoder);
   }

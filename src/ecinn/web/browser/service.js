@@ -41,6 +41,7 @@ function showLoading(megabytes) {
   if (megabytes === null) {
     if (loading === "shown") listeners.loading("");
     loading = undefined;
+    keepFiles();
     return;
   }
   const words = `Loading ${megabytes.toFixed(0)} MB …`;
@@ -69,7 +70,8 @@ export async function request(path, { body = null, signal } = {}) {
   return new Response(content instanceof Blob ? content : JSON.stringify(content), { headers });
 }
 
-/* After the first visit the page works without a network. */
-if (navigator.serviceWorker) {
-  addEventListener("load", () => navigator.serviceWorker.register("sw.js").catch(() => {}));
+/** After the first visit the page works without a network. Keeping the files waits for the first
+ * network, which needs the same line and processor. */
+function keepFiles() {
+  navigator.serviceWorker?.register("sw.js").catch(() => {});
 }

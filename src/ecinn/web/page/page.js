@@ -109,8 +109,9 @@ function showInput() {
   else paint(at("input"), easel.photo?.cut(state.model.width, state.model.height) ?? easel.bitmap);
 }
 
-/** The picture changes: predict now, explain later. */
+/** The picture changes: predict now, explain later. Until the list of networks is there, wait. */
 function drawn() {
+  if (!state.model) return;
   renew();
   slider.stop();
   explained.clear();
@@ -126,6 +127,7 @@ function drawn() {
 
 /** The picture is finished: explain it. */
 function shown() {
+  if (!state.model) return undefined;
   if (easel.blank) return empty();
   state.source = ownSource();
   state.label = null;
@@ -419,13 +421,16 @@ async function useModel(name, wish = null) {
   const model = state.models.find((each) => each.name === name) ?? state.models[0];
   const kept = !wish && state.source && sameInput(state.model, model) ? state.source : null;
   const target = kept && String(state.model.classes) === String(model.classes) ? state.target : null;
+  const first = !state.model && !wish?.model;
   renew();
   slider.forget();
   explained.clear();
   Object.assign(state, { model, source: kept, target: null, answer: null, frames: [] });
   document.documentElement.dataset.kind = model.kind;
-  if (kept) easel.model = model;
-  else easel.use(model);
+  easel.model = model;
+  // What was drawn before the networks were known stays.
+  const begun = first && easel.drawable && !easel.untouched;
+  if (!kept && !begun) easel.use(model);
   for (const id of ["wall", "readers", "unexplained"]) at(id).hidden = true;
   at("lead").textContent = leadWords(model);
   at("plot-key").hidden = !model.classifier;
@@ -436,6 +441,7 @@ async function useModel(name, wish = null) {
   panels.showConfidences(at("confidence"), model, state.confidence);
   at("training").textContent = trainingWords(model);
   if (kept) await again({ target });
+  else if (begun) await shown();
   else await attempt(() => begin(model, wish?.model ? wish : (FIRST[model.kind] ?? {})));
 }
 

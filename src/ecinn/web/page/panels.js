@@ -24,6 +24,9 @@ export function showModels(fieldset, models, choose) {
     return label;
   });
   fieldset.append(...options);
+  // Networks beyond the right edge are hinted at.
+  const hint = () => fieldset.toggleAttribute("data-more", fieldset.scrollWidth > fieldset.clientWidth);
+  new ResizeObserver(hint).observe(fieldset);
 }
 
 export function markModel(fieldset, name) {
