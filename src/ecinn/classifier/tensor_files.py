@@ -105,4 +105,3 @@ def shipped_names(folder: Path) -> list[str]:
     """Return the names of the files that ship in a folder."""
     files = (path.name.removesuffix(COMPRESSED) for path in folder.iterdir())
     return sorted({name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)})
-
