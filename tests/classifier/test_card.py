@@ -155,7 +155,7 @@ def test_settings_are_the_checkpoints(make) -> None:
     other = dataclasses.replace(
         recipe,
         learning_rate=0.0021,
-        finetuning=FineTuning(3, 1.1, 2.2, 3.3, 4, learning_rate=0.0004),
+        finetuning=FineTuning(3, 1.1, 2.2, learning_rate=0.0004, proximity=3.3, rounds=4),
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
     rows = dict(card(make(other), 1).settings.rows)

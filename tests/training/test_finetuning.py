@@ -72,7 +72,7 @@ def test_the_loss_is_divergence_and_change_of_one_half_and_cross_entropy_of_the_
     faithfulness: float, distillation: float, proximity: float, refined: Recipe, data: Dataset
 ) -> None:
     """Each term by hand: posteriors by distances, Σ p log p/q, −Σ t log q, over 8-bit images."""
-    settings = FineTuning(2, faithfulness, distillation, proximity, batch_size=64)
+    settings = FineTuning(2, faithfulness, distillation, 64, proximity=proximity)
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
     classifier = step.state.classifier
     mu, tau = classifier.mu.detach(), 0.4

@@ -28,14 +28,14 @@ class FineTuning:
     """Weight of KL(p(y|z + αΔ) ‖ p(y|x̂)): the requested posterior against the stored image's."""
     distillation_weight: float
     """Weight of the cross-entropy between a teacher's and the classifier's posterior of x̂."""
+    batch_size: int = 512
+    learning_rate: float = 5e-4
+    ema_decay: float = 0.998
     proximity: float = 0.0
     """Weight of the mean of |x̂ − x|."""
     rounds: int = 0
     """How often the copy of the model that makes the teacher's counterfactuals is renewed;
     0: the model that is trained makes them."""
-    batch_size: int = 512
-    learning_rate: float = 5e-4
-    ema_decay: float = 0.998
 
 
 @dataclass(frozen=True)
