@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,7 +19,7 @@ from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels
 from ecinn.training import calibration
-from ecinn.training.calibration import calibrate, fit_tau, label_means
+from ecinn.training.calibration import calibrate, fit_tau, label_means, platt_scaling
 from helpers.builders import randomise
 
 CPU = torch.device("cpu")
@@ -63,6 +64,69 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
     tau = fit_tau([mu[labels]], labels, mu)
     confidence = torch.sigmoid(2 * tau)
     assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_platt_scaling_finds_the_boundary_that_labels_follow(generator, soft) -> None:
+    """Labels of two classes with shifted means: as SciPy's minimiser, from other parameters."""
+    mu = torch.randn((2, 5), generator=generator, dtype=torch.float64)
+    z = 2 * torch.randn((20000, 5), generator=generator, dtype=torch.float64)
+    true_tau, part = 0.8, 0.3
+    moved = mu + part * (mu[1] - mu[0])
+    posterior = (-0.5 * true_tau * torch.cdist(z, moved).square()).softmax(1)
+    labels = torch.multinomial(posterior, 1, generator=generator)[:, 0]
+    tau, shift = platt_scaling(z.split(3000), labels, mu, posterior if soft else None)
+    assert float(tau) == pytest.approx(true_tau, rel=0.005 if soft else 0.06)
+    expected = part * (mu[1] - mu[0])
+    torch.testing.assert_close(shift, expected, rtol=0.005 if soft else 0.1, atol=0.0)
+    targets = posterior if soft else F.one_hot(labels, 2).double()
+    smoothing = 1 / (len(z) + 2)
+    targets = (1 - smoothing) * targets + smoothing * targets.flip(1)
+
+    def loss(parameters: np.ndarray) -> float:
+        means = mu + parameters[1] * (mu[1] - mu[0])
+        logits = -0.5 * parameters[0] * torch.cdist(z, means).square()
+        return float(F.cross_entropy(logits, targets))
+
+    found = scipy.optimize.minimize(loss, (1.0, 0.0), method="Nelder-Mead", tol=1e-10)
+    assert float(tau) == pytest.approx(found.x[0], rel=1e-4)
+    torch.testing.assert_close(shift, found.x[1] * (mu[1] - mu[0]), rtol=1e-3, atol=1e-6)
+
+
+def test_no_shift_moves_the_boundary_past_a_mean(generator) -> None:
+    """Answers that are all one class, or that have nothing to do with the latents."""
+    mu = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    z = torch.randn((500, 2), generator=generator, dtype=torch.float64)
+    assert platt_scaling([z], torch.zeros(500).long(), mu) is None
+    assert platt_scaling([z], (z[:, 1] > -0.7).long(), mu) is None
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_two_tied_means_move_together(balanced, data: Dataset) -> None:
+    """By what Platt scaling says; a balanced recipe has the boundary halfway between them."""
+    architecture = Architecture(1, 28, 28, 2, (Stage(1, 8), Stage(1, 8)), dense_width=16)
+    classifier = randomise(GenerativeClassifier(architecture).eval(), scale=0.05)
+    recipe = dataclasses.replace(
+        MNIST, architecture=architecture, stored_bits=32, balanced=balanced
+    )
+
+    def two(images: Dataset) -> Dataset:
+        """Zeros against three other digits: unequal classes with unequal variances."""
+        kept = images.select((images.labels < 4).nonzero()[:, 0])
+        return dataclasses.replace(kept, labels=(kept.labels > 0).long(), class_names=("0", "1"))
+
+    held_out = two(load_mnist("validation").first(400))
+    model = calibrate(recipe, two(data), classifier.state_dict(), CPU, {}, held_out)
+    z = model.classifier.encode(to_pixels(held_out.images))
+    shift = model.classifier.mu - model.mu_bar
+    if balanced:
+        assert not shift.any()
+        assert float(model.classifier.tau) == float(fit_tau([z], held_out.labels, model.mu_bar))
+        return
+    tau, expected = platt_scaling([z], held_out.labels, model.mu_bar)
+    torch.testing.assert_close(shift, expected.expand(2, -1), rtol=1e-4, atol=1e-5)
+    assert float(shift.norm()) > 0.01 * float((model.mu_bar[1] - model.mu_bar[0]).norm())
+    assert float(model.classifier.tau) == float(tau)
 
 
 def test_label_means_are_zero_for_a_class_without_images(generator) -> None:

@@ -213,7 +213,7 @@ def load_face_judges(
 def train_face_judges(
     data: Dataset,
     held_out: Mapping[str, Dataset],
-    settings: FaceJudgeSettings = FaceJudgeSettings(),  # noqa: B008
+    settings: FaceJudgeSettings = FaceJudgeSettings(),
     *,
     device: str | torch.device = "auto",
     observe: Observer = ignore,

@@ -205,7 +205,7 @@ def train_judges(
     seed: int,
     device: str | torch.device = "auto",
     observe: Observer = ignore,
-    settings: JudgeSettings = JudgeSettings(),  # noqa: B008
+    settings: JudgeSettings = JudgeSettings(),
 ) -> Judges:
     """Train every judge from its own seed, and measure them with their stored weights."""
     device = resolve_device(device)

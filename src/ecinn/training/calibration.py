@@ -51,24 +51,29 @@ def calibrate(
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
-    Tied class means become μ̄; their temperature is fitted on held-out images, if there are any,
-    to their labels or to the answers of another classifier.
+    Tied class means become μ̄; the temperature, and with two classes a common shift of the means,
+    is fitted on held-out images, if there are any, to their labels or to the answers of another
+    classifier. A balanced recipe has no shift: it would favour the larger class.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
     latents = _Latents(classifier, data.images, device)
     if recipe.tied:
-        labels = data.labels.to(device).split(PART)
-        classifier.mu.copy_(label_means(latents.z(), labels, classifier.mu))
+        parts = data.labels.to(device).split(PART)
+        classifier.mu.copy_(label_means(latents.z(), parts, classifier.mu))
     mu_bar = class_means(latents.z(), classifier.mu)
     reference = None if held_out is None else _Latents(classifier, held_out.images, device)
     if recipe.tied:
         classifier.mu.copy_(mu_bar)
         if held_out is not None and reference is not None:
-            z = reference.z()
+            labels = held_out.labels.to(device)
             given = None if answers is None else answers.to(device)
-            tau = fit_tau(z, held_out.labels.to(device), classifier.mu, given)
+            scaling = None
+            if len(mu_bar) == 2 and not recipe.balanced:
+                scaling = platt_scaling(reference.z(), labels, mu_bar, given)
+            tau, shift = scaling or (fit_tau(reference.z(), labels, mu_bar, given), 0.0)
             classifier.tau.fill_(tau)
+            classifier.mu.copy_(mu_bar + shift)
     if len(data) > OOD_IMAGES:
         generator = torch.Generator().manual_seed(recipe.seed)
         drawn = torch.randperm(len(data), generator=generator)[:OOD_IMAGES]
@@ -222,3 +227,43 @@ def fit_tau(
 
     low, high = (torch.full_like(own[0], limit) for limit in (-20.0, 20.0))
     return equations.bisect(too_low, low, high).exp().to(mu.dtype)
+
+
+def platt_scaling(
+    latents: Iterable[Tensor],
+    labels: Labels,
+    mu: Float[Tensor, "2 dim"],
+    answers: Float[Tensor, "batch 2"] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " dim"]] | None:
+    """Return the τ and the common shift s of two means that minimise the held-out cross-entropy.
+
+    Platt (1999) fits a slope and an intercept, τl + b, to log-odds l: here l = (z − c)·w, with
+    c the centre of the means and w their difference. Means μ + s with s = −b w/(τ‖w‖²) have these
+    log-odds, so the nearest mean is still the prediction. Targets are those of `fit_tau`.
+
+    Returns:
+        None if the boundary would not lie between the two means: then only τ can be fitted.
+    """
+    w = (mu[1] - mu[0]).double()
+    log_odds = torch.cat([(z.double() - mu.double().mean(0)) @ w for z in latents])
+    target = labels.double() if answers is None else answers[:, 1].double()
+    target = torch.lerp(target, 1 - target, 1 / (len(target) + 2))
+    low, high = (torch.full_like(w[0], limit) for limit in (-20.0, 20.0))
+
+    def surplus(scaled: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+        """Slope of the cross-entropy with respect to the intercept, or to the slope."""
+        return ((scaled.sigmoid() - target) * weight).mean()
+
+    def intercept(tau: Tensor) -> Tensor:
+        """Return the best intercept for this τ."""
+        scaled = tau * log_odds
+        reach = 20 + scaled.abs().max()
+        return equations.bisect(lambda b: surplus(scaled + b)[None] < 0, -reach, reach)
+
+    def too_low(log_tau: Tensor) -> Tensor:
+        tau = log_tau.exp()
+        return surplus(tau * log_odds + intercept(tau), log_odds)[None] < 0
+
+    tau = equations.bisect(too_low, low, high).exp()
+    part = -intercept(tau) / (tau * w.square().sum())
+    return (tau.to(mu.dtype), (part * w).to(mu.dtype)) if part.abs() < 0.5 else None

@@ -274,7 +274,7 @@ def measure_heatmaps(
     seed: int = 0,
     batch_size: int | None = None,
     baseline: Baseline = "mean",
-    settings: Settings = Settings(),  # noqa: B008
+    settings: Settings = Settings(),
     cues: Mapping[str, Cue] = CUES,
     observe: Observer = ignore,
     keep: Callable[[HeatmapBenchmark], None] = lambda result: None,
