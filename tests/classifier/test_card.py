@@ -21,7 +21,7 @@ from ecinn.classifier.recipes import CELEBA, MNIST, RECIPES, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.drawing.table import Table
-from ecinn.flow.network import Architecture
+from ecinn.flow.network import Architecture, Stage
 from helpers.builders import randomise
 from helpers.command_line import fails, run
 
@@ -172,6 +172,16 @@ def test_settings_are_the_checkpoints(make) -> None:
     one_stage = dataclasses.replace(recipe, finetuning=None, augmentation=Augmentation())
     rows = dict(card(make(one_stage), 1).settings.rows)
     assert (rows["epochs"], rows["augmentation"]) == ("11", "none")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.25])
+def test_a_common_shift_of_two_means_is_named(make, part) -> None:
+    two = GenerativeClassifier(Architecture(1, 4, 4, 2, (Stage(1, 4),), dense_width=0))
+    mu_bar = two.mu.detach().clone()
+    with torch.no_grad():
+        two.mu += part * (mu_bar[1] - mu_bar[0])
+    said = dict(card(make(classifier=two, mu_bar=mu_bar), 1).settings.rows)["class means"]
+    assert ("; both shifted by 25 % of their distance" in said) == (part > 0)
 
 
 def test_both_stages_and_their_initialisation_are_reported(make) -> None:

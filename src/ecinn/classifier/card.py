@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import RECIPES
 from ecinn.data.augmentation import Augmentation
@@ -136,6 +138,7 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
         "mebibytes": size_in_bytes / 2**20,
         "augmentation": _augmentation(recipe.augmentation),
         "tau": float(checkpoint.classifier.tau),
+        "shift": _shift(checkpoint),
         "teacher_percent": 100 * recipe.distillation_weight,
         "default": _default_counterfactual(recipe.default_confidence),
     }
@@ -147,6 +150,15 @@ def _settings(checkpoint: Checkpoint, size_in_bytes: int) -> Table:
         if getattr(recipe, field):
             rows[name] = text.format(**values)
     return Table("Settings", ("setting", "value"), tuple(rows.items()), align="ll")
+
+
+def _shift(checkpoint: Checkpoint) -> str:
+    """Say how far calibration moved two tied means together."""
+    mu, mu_bar = checkpoint.classifier.mu.detach(), checkpoint.mu_bar
+    if len(mu) > 2 or torch.equal(mu, mu_bar):
+        return ""
+    percent = 100 * float((mu[0] - mu_bar[0]).norm() / (mu_bar[1] - mu_bar[0]).norm())
+    return f"; both shifted by {percent:.0f} % of their distance, to where the classes meet"
 
 
 def _default_counterfactual(confidence: float | None) -> str:
