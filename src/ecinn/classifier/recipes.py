@@ -308,8 +308,8 @@ CELEBA = tuple(
     for name, attribute, epochs, confidence in (
         ("smile", "Smiling", 12, 0.99),  # the label that celeba-attributes was trained on
         ("cheekbones", "High_Cheekbones", 30, 0.95),
-        ("lipstick", "Wearing_Lipstick", 30, 0.95),
-        ("makeup", "Heavy_Makeup", 30, 0.95),
+        ("lipstick", "Wearing_Lipstick", 30, 0.98),
+        ("makeup", "Heavy_Makeup", 30, 0.98),
     )
 )
 
