@@ -25,13 +25,7 @@ from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
-from ecinn.studies.benchmark.authors import (
-    Scorer,
-    confidence_curve,
-    our_counterfactuals,
-    score_authors,
-)
-from ecinn.studies.benchmark.authors import score as score_as_published
+from ecinn.studies.benchmark.authors import confidence_curve, our_counterfactuals, score_authors
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
     ClassAutoencoders,
@@ -39,6 +33,8 @@ from ecinn.studies.benchmark.authors_files import (
     load_authors,
     load_autoencoders,
 )
+from ecinn.studies.benchmark.authors_scores import Scorer
+from ecinn.studies.benchmark.authors_scores import score as score_as_published
 from ecinn.studies.benchmark.authors_tables import authors_tables, control_line
 from ecinn.studies.benchmark.quality import (
     bits_per_dim,
