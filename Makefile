@@ -89,8 +89,6 @@ faces: $(VENV)/.benchmark
 			$(if $(INCEPTION),--cnn $(INCEPTION)/$${pair#*:}.safetensors) || exit 1; \
 	done
 	$(BIN)/ecinn benchmark heatmaps --model fakemnist --out docs/results
-	$(BIN)/ecinn benchmark rounding --celeba $(CELEBA) --draws 3 --out docs/results \
-		--model celeba-smile --model celeba-cheekbones --model celeba-lipstick --model celeba-makeup
 
 # A stamp file records each finished installation; an interrupted one is repeated.
 $(BIN)/pip:

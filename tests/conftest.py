@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import helpers.shape_checks  # noqa: F401  (it must come before the package)
+
 # Before torch is imported, for this process and those it starts: waiting threads sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

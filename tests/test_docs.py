@@ -17,6 +17,7 @@ import typer
 import ecinn
 import ecinn.cli
 from ecinn.cli.app import app
+from helpers.command_line import run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -190,14 +191,9 @@ def test_the_explain_command_prints_what_the_page_shows(workshop: Path, name: st
     )
     assert shown is not None
     arguments = shlex.split(shown[1])[1:]
-    process = subprocess.run(
-        [sys.executable, "-m", "ecinn", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=ENVIRONMENT,
-    )
-    assert process.stdout.strip() == shown[2].strip()
+    code, stdout, stderr = run(*arguments)
+    assert code == 0, stderr
+    assert stdout.strip() == shown[2].strip()
 
 
 def keys(value: object) -> set[str]:

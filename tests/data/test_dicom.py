@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ecinn.data.framing import Framing, Intensity
-from ecinn.data.own import OwnDataOptions, load_own_data
+from ecinn.data.own import load_own_data
+from ecinn.data.own_record import OwnDataOptions
 from ecinn.data.photographs import read_photograph
 from ecinn.errors import InputError
 

@@ -16,13 +16,8 @@ from PIL import Image
 
 from ecinn.data.dataset import Dataset
 from ecinn.data.framing import Framing, Intensity
-from ecinn.data.own import (
-    RECORD_FILE,
-    OwnData,
-    OwnDataOptions,
-    load_own_data,
-    load_recorded,
-)
+from ecinn.data.own import OwnData, load_own_data, load_recorded
+from ecinn.data.own_record import RECORD_FILE, OwnDataOptions
 from ecinn.data.photographs import read_photograph
 from ecinn.data.sources import Columns
 from ecinn.errors import EcinnError, InputError

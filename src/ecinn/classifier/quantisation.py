@@ -55,28 +55,6 @@ def stored_precision(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tens
     return unpack(pack(weights, bits))
 
 
-def rounded_again(packed: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """w + u · step with u ~ U(−½, ½): unpack, and add a second error as large as rounding's.
-
-    The step is the distance to the next number that the format can represent.
-    """
-    weights = unpack(packed)
-    for name, value in packed.items():
-        if name + _SCALE in packed:
-            # A row of zeros is exact, and its scale is arbitrary.
-            used = value.flatten(1).ne(0).any(1)
-            row_step = torch.where(used, packed[name + _SCALE].float(), 0.0)
-            step = row_step.reshape(-1, *[1] * (value.ndim - 1))
-        elif value.dtype == torch.float16:
-            size = value.abs()
-            step = (size.view(torch.int16) + 1).view(torch.float16).float() - size.float()
-        else:
-            continue
-        u = torch.rand(value.shape, generator=generator, device=generator.device) - 0.5
-        weights[name] = weights[name] + u.to(value.device) * step
-    return weights
-
-
 def _round_rows(
     value: Float[Tensor, "*shape"],
 ) -> tuple[Int8[Tensor, "*shape"], Float[Tensor, " rows"]]:

@@ -1,4 +1,4 @@
-"""`ecinn benchmark heatmaps`, `faces`, `rounding` and `controls`: attributions and models."""
+"""`ecinn benchmark heatmaps`, `faces` and `controls`: attributions and models."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +27,6 @@ from ecinn.errors import InputError
 from ecinn.files import atomic_write, output_folder
 
 FACE_MODELS = "celeba-smile,celeba-cheekbones,celeba-lipstick,celeba-makeup"
-Limit = Annotated[int | None, typer.Option(min=1, help="First test images only.")]
 
 
 class BaselineName(StrEnum):
@@ -130,7 +129,7 @@ def faces_benchmark(
         typer.Option(help="celeba.json of an earlier run: draw the hardest faces of that run."),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=20, help="Faces per picture.")] = 10,
-    limit: Limit = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First test images only.")] = None,
     seed: Seed = 0,
     celeba: CelebA = None,
     out_dir: Out = RESULTS,
@@ -199,58 +198,6 @@ def faces_benchmark(
         paths = results.write(
             folder / f"celeba{suffix(split)}"
         )  # an interrupted run keeps its results
-    show(results, paths, json_output=json_output)
-
-
-@benchmark.command("rounding")
-def rounding_benchmark(
-    model: Annotated[list[str], typer.Option(help="Name or path of a model; repeatable.")],
-    split: SplitOption = SplitName.TEST,
-    draws: Annotated[int, typer.Option(min=2, help="Number of further rounding errors.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of the errors.")] = 0,
-    unrounded: Annotated[
-        list[Path] | None, typer.Option(help="One of the models before rounding; repeatable.")
-    ] = None,
-    limit: Limit = None,
-    celeba: CelebA = None,
-    out_dir: Out = RESULTS,
-    device: Device = "auto",
-    json_output: Json = False,
-) -> None:
-    """Estimate the cost of rounding the weights by rounding them once more."""
-    line = command_line("rounding", locals())
-    from ecinn.model import Model, load
-    from ecinn.studies.benchmark import rounding
-    from ecinn.studies.benchmark.record import Results, provenance
-
-    loaded: dict[str, Model] = {}
-    for rounded in (load(name, device) for name in model):
-        rounding.require_rounded(rounded)
-        if rounded.name in loaded:
-            raise InputError(f"{rounded.name} is given twice: measure one at a time")
-        loaded[rounded.name] = rounded
-    files = {file: load(file, device) for file in unrounded or []}
-    before = rounding.match_unrounded(files, loaded)
-    stem = output_folder(out_dir) / f"rounding{suffix(split)}"
-    measured: dict[str, rounding.RoundingCost] = {}
-    record: dict[str, Any] = {}
-    for label, rounded in loaded.items():
-        images = load_images(rounded.recipe, split.value, celeba)
-        with bars() as observe:
-            measured[label] = rounding.measure_rounding(
-                rounded,
-                images.first(limit),
-                draws=draws,
-                seed=seed,
-                unrounded=before.get(label),
-                observe=observe,
-            )
-        record[label] = provenance(line, rounded)
-        values = {"record": record, "results": measured}
-        tables = rounding.rounding_tables(measured, split.value)
-        title = "The cost of rounding the weights"
-        results = Results(title, tables, values, [*record.values()])
-        paths = results.write(stem)  # after every model: an interrupted run keeps its results
     show(results, paths, json_output=json_output)
 
 

@@ -8,7 +8,8 @@ from ecinn.errors import InputError
 
 if TYPE_CHECKING:
     from ecinn.classifier.recipes import Recipe
-    from ecinn.data.own import OwnData, OwnDataOptions
+    from ecinn.data.own import OwnData
+    from ecinn.data.own_record import OwnDataOptions
 
 
 def load_run(
@@ -24,7 +25,8 @@ def load_run(
     from ecinn.classifier.checkpoint import MODEL_FILE
     from ecinn.classifier.recipes import Recipe
     from ecinn.cli.progress import bars
-    from ecinn.data.own import RECORD_FILE, OwnDataOptions, load_own_data, read_record
+    from ecinn.data.own import load_own_data
+    from ecinn.data.own_record import RECORD_FILE, OwnDataOptions, read_record
     from ecinn.files import rebuild
     from ecinn.training.state import STATE_FILES
 
@@ -50,7 +52,7 @@ def keep_run(folder: Path, own: "OwnData", recipe: "Recipe") -> None:
     import dataclasses
     import json
 
-    from ecinn.data.own import RECORD_FILE
+    from ecinn.data.own_record import RECORD_FILE
     from ecinn.files import atomic_write, output_folder
 
     stored = {"recipe": dataclasses.asdict(recipe), "data": dataclasses.asdict(own.record)}

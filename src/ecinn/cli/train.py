@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset
-    from ecinn.data.own import OwnData, OwnDataOptions
+    from ecinn.data.own import OwnData
+    from ecinn.data.own_record import OwnDataOptions
     from ecinn.progress import Observer
 
 
@@ -331,7 +332,7 @@ def _own_run(
 
 def _own_options(given: dict[str, Any]) -> "OwnDataOptions":
     """Read the options about pictures of your own."""
-    from ecinn.data.own import OwnDataOptions
+    from ecinn.data.own_record import OwnDataOptions
     from ecinn.data.sources import Columns
 
     columns = {name: given.get(f"{name}_column") for name in ("path", "label", "split")}

@@ -19,9 +19,10 @@ from ecinn.data import inspection
 from ecinn.data.dataset import Dataset, Split, Splits
 from ecinn.data.decoded_images import cache_folder, in_threads, read_array, write_array
 from ecinn.data.dicom import is_dicom, require_pydicom
-from ecinn.data.framing import Fit, Framing, Intensity
+from ecinn.data.framing import Framing, Intensity
+from ecinn.data.own_record import RECORD_FILE, DataRecord, OwnDataOptions, read_record
 from ecinn.data.photographs import read_photograph
-from ecinn.data.sources import Columns, Pictures, open_pictures
+from ecinn.data.sources import Pictures, open_pictures
 from ecinn.data.splits import (
     LEFT_OUT,
     Sides,
@@ -31,13 +32,11 @@ from ecinn.data.splits import (
     without_shared_copies,
 )
 from ecinn.errors import EcinnError, InputError
-from ecinn.files import atomic_write, rebuild
+from ecinn.files import atomic_write
 from ecinn.progress import Observer, counter, ignore
 
 DATASET = "own"
 """The name of these datasets in recipes."""
-RECORD_FILE = "data.json"
-"""In the folder of a training run: where its pictures are, and on which side each was."""
 CLASSES = (2, 100)
 FEWEST = 3
 """Pictures of a class in an automatic split: one for each side."""
@@ -47,77 +46,12 @@ _FORMAT = "ecinn-own-1"
 
 
 @dataclass(frozen=True)
-class OwnDataOptions:
-    """Options for reading a source; None means: choose from the pictures."""
-
-    size: int | None = None
-    channels: int | None = None
-    """1 for grey, 3 for colour."""
-    fit: Fit = "stretch"
-    window: tuple[float, float] | None = None
-    """Raw values that become black and white, for pictures with more than 8 bits."""
-    group: str | None = None
-    """Pictures of one group stay on one side: a column of the table, or a regular expression whose
-    first group is taken from every path."""
-    skip_damaged: bool = False
-    columns: Columns = dataclasses.field(default_factory=Columns)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check size, channels and window."""
-        if self.window is not None:
-            Intensity(*self.window, "given")
-        if self.size is not None and (self.size % 4 or not 16 <= self.size <= 128):
-            raise InputError(f"the size is a multiple of 4 from 16 to 128, not {self.size}")
-        if self.channels not in (None, 1, 3):
-            raise InputError(f"channels are 1 (grey) or 3 (colour), not {self.channels}")
-
-
-@dataclass(frozen=True)
-class DataRecord:
-    """Record of a source and its split, with which the same pictures are found again."""
-
-    source: str
-    options: OwnDataOptions
-    key: str
-    """Identifies files and options: the same key gives the same splits."""
-    class_names: tuple[str, ...]
-    shape: tuple[int, int, int]
-    framing: Framing
-    counts: tuple[int, ...]
-    """Training, validation and test pictures, in this order in the cache."""
-    order: tuple[int, ...]
-    """Their numbers in the source."""
-    hashes: tuple[str, ...]
-    """Their decoded contents."""
-    damaged: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def sides(self) -> dict[str, int]:
-        """Return the side of every content."""
-        sides = np.repeat(range(3), self.counts).tolist()
-        # A copy on two sides counts for the first.
-        return dict(zip(reversed(self.hashes), reversed(sides), strict=True))
-
-
-@dataclass(frozen=True)
 class OwnData(Splits):
     """The three splits, how pictures are framed, and what a person should know about them."""
 
     framing: Framing
     notes: tuple[str, ...]
     record: DataRecord
-
-
-def read_record(path: Path) -> DataRecord | None:
-    """Read a record from JSON; None if there is none."""
-    try:
-        record: DataRecord = rebuild(DataRecord, json.loads(path.read_bytes())["data"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): remove it") from None
-    return record
 
 
 def load_recorded(

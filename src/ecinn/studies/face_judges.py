@@ -56,6 +56,9 @@ class FaceJudgeSettings:
     """Bits per stored weight of convolutions and matrices; vectors are float32."""
 
 
+DEFAULTS = FaceJudgeSettings()
+
+
 class JudgeNetwork(nn.Module):
     """Pixels in [0, 1] to one logit per attribute: layers, average pooling, dropout, a matrix."""
 
@@ -213,7 +216,7 @@ def load_face_judges(
 def train_face_judges(
     data: Dataset,
     held_out: Mapping[str, Dataset],
-    settings: FaceJudgeSettings = FaceJudgeSettings(),
+    settings: FaceJudgeSettings = DEFAULTS,
     *,
     device: str | torch.device = "auto",
     observe: Observer = ignore,

@@ -71,6 +71,9 @@ class JudgeSettings:
     """Bits per stored weight: 16, or 8 with vectors of 16 bits."""
 
 
+DEFAULTS = JudgeSettings()
+
+
 class FullyConnectedNetwork(nn.Sequential):
     """Two hidden layers with batch norm and ReLU on the flattened pixels."""
 
@@ -205,7 +208,7 @@ def train_judges(
     seed: int,
     device: str | torch.device = "auto",
     observe: Observer = ignore,
-    settings: JudgeSettings = JudgeSettings(),
+    settings: JudgeSettings = DEFAULTS,
 ) -> Judges:
     """Train every judge from its own seed, and measure them with their stored weights."""
     device = resolve_device(device)

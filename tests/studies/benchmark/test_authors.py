@@ -11,13 +11,13 @@ import scipy.signal
 import torch
 
 from ecinn.errors import InputError
-from ecinn.studies.benchmark.authors import compare, score
 from ecinn.studies.benchmark.authors_files import (
     ClassAutoencoders,
     StoredCounterfactuals,
     load_authors,
     load_autoencoders,
 )
+from ecinn.studies.benchmark.authors_scores import compare, score
 from helpers.authors import PUBLISHED, needs_the_authors, write_folder
 
 N = 6

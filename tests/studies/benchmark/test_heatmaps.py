@@ -167,11 +167,14 @@ def variations(maps: Tensor) -> Tensor:
     return steps / maps.abs().sum((1, 2, 3))
 
 
-def test_table_names_the_baseline_used(subject, pairs) -> None:
+def test_table_names_the_baseline_used(subject, measured, pairs) -> None:
     model, x = subject[0], to_pixels(pairs.images)
     inn = ExplainedINN(model.classifier, model.mu_bar)
-    for name, image in (("black", torch.zeros(1, 8, 8)), ("mean", mean_image())):
-        result, shown = measure(model, methods=("deep_lift",), baseline=name)
+    black = measure(model, methods=("deep_lift",), baseline="black")
+    for name, image, (result, shown) in (
+        ("black", torch.zeros(1, 8, 8), black),
+        ("mean", mean_image(), measured),
+    ):
         expected = make_heatmaps(inn, x, pairs.p, pairs.q, "deep_lift", baseline=image).maps[:4]
         torch.testing.assert_close(shown.maps["INN", "deep_lift"], expected, rtol=1e-3, atol=1e-4)
         words = " ".join(heatmap_tables.heatmap_tables(result)[0].notes)

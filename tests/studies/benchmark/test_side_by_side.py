@@ -25,13 +25,7 @@ from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
-from ecinn.studies.benchmark.authors import (
-    Scorer,
-    confidence_curve,
-    our_counterfactuals,
-    score_authors,
-)
-from ecinn.studies.benchmark.authors import score as score_as_published
+from ecinn.studies.benchmark.authors import confidence_curve, our_counterfactuals, score_authors
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
     ClassAutoencoders,
@@ -39,6 +33,8 @@ from ecinn.studies.benchmark.authors_files import (
     load_authors,
     load_autoencoders,
 )
+from ecinn.studies.benchmark.authors_scores import Scorer
+from ecinn.studies.benchmark.authors_scores import score as score_as_published
 from ecinn.studies.benchmark.authors_tables import authors_tables, control_line
 from ecinn.studies.benchmark.quality import (
     bits_per_dim,
@@ -98,6 +94,13 @@ def compared(mnist: Model, digits: Dataset, judges: Judges):
         keep=lambda result, pairs, made: kept.append((result, pairs, dict(made))),
     )  # fmt: skip
     return kept
+
+
+@pytest.fixture
+def few_real_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with features of 500 real images instead of 10,000, where no distance is checked."""
+    usual = Judges.features
+    monkeypatch.setattr(Judges, "features", lambda self, images: usual(self, images[:500]))
 
 
 def about(model: Model, judges: Judges | None = None) -> dict:
@@ -341,6 +344,7 @@ def test_shipped_judges_score_test_images_only(name: str | None, split: str, tmp
     assert find_judges(str(others), "mnist", split).record["seed"] == 100
 
 
+@pytest.mark.usefixtures("few_real_images")
 def test_commands_measure_on_the_asked_split(tmp_path, judges, monkeypatch) -> None:
     judges.save(tmp_path / "choosing.safetensors")
     options = ("--n", 2, "--split", "validation", "--out", tmp_path, "--json")
@@ -379,6 +383,7 @@ def test_error_for_missing_judges_names_the_command() -> None:
         find_judges(None, "faces")
 
 
+@pytest.mark.usefixtures("few_real_images")
 def test_command_writes_tables_and_pictures(tmp_path) -> None:
     code, stdout, stderr = run(
         "benchmark", "counterfactuals", "--methods", "ecinn, model-means", "--n", N,
@@ -422,6 +427,7 @@ def test_wrong_requests_are_refused_and_write_nothing(tmp_path, options, says) -
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("few_real_images")
 def test_without_matplotlib_only_the_figure_is_missing(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, stderr = run(
@@ -462,11 +468,20 @@ def authors_folder(folder: Path, digits: Dataset, mnist: Model) -> AuthorsBenchm
     return replace(benchmark, published=published)
 
 
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory, digits, mnist) -> AuthorsBenchmark:
+    return authors_folder(tmp_path_factory.mktemp("authors"), digits, mnist)
+
+
+@pytest.fixture(scope="module")
+def scored(benchmark, mnist, judges) -> authors.AuthorsResult:
+    return score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
+
+
 def test_control_tells_reproduced_from_not_and_from_not_checked(
-    tmp_path, mnist, digits, judges
+    benchmark, scored, mnist, judges
 ) -> None:
-    benchmark = authors_folder(tmp_path, digits, mnist)
-    result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
+    result = scored
     assert result.reproduced is True
     assert control_line(result).startswith("CONTROL: reproduced (12 figures, ")
     off = replace(result, control=tuple(
@@ -485,8 +500,7 @@ def test_control_tells_reproduced_from_not_and_from_not_checked(
     assert control_line(limited) == "CONTROL: not checked (limited)"
 
 
-def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -> None:
-    benchmark = authors_folder(tmp_path, digits, mnist)
+def test_our_row_is_alpha_1_for_their_targets(benchmark, scored, mnist, digits, judges) -> None:
     ours = our_counterfactuals(mnist, benchmark)
     rest = torch.tensor([0, 2, 3, 4, 5])
     explanation = mnist.explain(digits.images[rest], ours.q[rest, None])
@@ -495,7 +509,7 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
     assert ours.failed.tolist() == [False, True, False, False, False, False]
     assert not ours.images[1].any()
 
-    result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
+    result = scored
     assert (result.target_is_prediction, result.other_prediction) == (1, 0)
     row = result.ours
     assert (row.elastic_net.n, row.reached.n, row.failed) == (5, 6, 1)
@@ -512,11 +526,10 @@ def test_our_row_is_alpha_1_for_their_targets(tmp_path, mnist, digits, judges) -
 
 
 def test_differences_are_between_images_of_the_same_original(
-    tmp_path, mnist, digits, judges
+    benchmark, scored, mnist, digits, judges
 ) -> None:
     """One image at a time; the second of ours failed, the fifth of GEN's is black."""
-    benchmark = authors_folder(tmp_path, digits, mnist)
-    result = score_authors(benchmark, mnist, blurring(), judges, with_curve=False)
+    result = scored
     ours, gen = our_counterfactuals(mnist, benchmark), benchmark.counterfactuals["GEN"]
     difference = result.differences[0]
     scores: dict[str, list[float]] = {"elastic_net": [], "im1": [], "im2": []}
@@ -551,8 +564,7 @@ def test_differences_are_between_images_of_the_same_original(
     )
 
 
-def test_asked_confidence_is_followed_along_the_curve(tmp_path, mnist, digits, judges) -> None:
-    benchmark = authors_folder(tmp_path, digits, mnist)
+def test_asked_confidence_is_followed_along_the_curve(benchmark, mnist, digits, judges) -> None:
     ours = our_counterfactuals(mnist, benchmark)
     done: list[tuple[int, int]] = []
     low, high = confidence_curve(

@@ -2,5 +2,5 @@
 
 `side_by_side` compares methods of counterfactuals, `authors` scores the authors' published ones,
 `consistency` compares asked and obtained confidences, `heatmaps` compares attribution methods,
-`faces` and `rounding` measure models. `quality` holds what several of them share.
+`faces` measures models of faces. `quality` holds what several of them share.
 """

@@ -4,47 +4,39 @@ FID, Oracle and LabelVariationScore cannot be computed again, because they depen
 that the authors did not publish; their published values are only reported.
 """
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.statistics import (
-    Interval,
-    normal_interval,
-    paired_share_difference,
-    proportion,
-)
+from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
-from ecinn.pixels import StoredImages
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.authors_files import (
-    DATASETS,
     FAILED,
     AuthorsBenchmark,
     BenchmarkName,
     ClassAutoencoders,
-    Score,
     StoredCounterfactuals,
 )
+from ecinn.studies.benchmark.authors_scores import (
+    Comparison,
+    Difference,
+    Row,
+    Scored,
+    Scorer,
+    compare,
+    subtract,
+)
 from ecinn.studies.benchmark.quality import (
-    CUES,
     PERFECT,
     REAL,
-    Verdict,
-    judge_each,
     predicted_classes,
     random_of_class,
     real_at_distance,
-    summarise,
 )
-from ecinn.studies.judges import Judges, scaled
+from ecinn.studies.judges import Judges
 
 OURS = "ours"
 NEAREST = "nearest real image of q"
@@ -54,92 +46,6 @@ DIGITS = 6.0
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
 _BATCH = 250
-
-
-METRICS = {
-    "class_changed": "TargetClassValidity",
-    "elastic_net": "ElasticNet",
-    "im1": "IM1",
-    "im2": "IM2",
-}
-"""The authors' names of the figures that can be computed again."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method's scores. Failed and all-black counterfactuals count for the first two only."""
-
-    method: str
-    class_changed: Interval
-    """The authors' target-class validity, over all images; a failure changes nothing."""
-    reached: Interval
-    """Share classified as q, over all images."""
-    elastic_net: Interval
-    failed: int
-    black: int
-    """All-black images that the method did not report as failed."""
-    as_published: Mapping[str, Score]
-    """The figures that can be reproduced, by the authors' names, at full precision."""
-    im1: Interval | None = None
-    im2: Interval | None = None
-    """Not ×100. Like IM1, None without autoencoders."""
-    verdict: Verdict | None = None
-    """Our judges' verdict on the others; None without judges and on fewer than two images."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A method's row, and the values behind it for comparisons image by image."""
-
-    row: Row
-    kept: Bool[Tensor, " batch"]
-    of_all: Mapping[str, Bool[Tensor, " batch"]]
-    """Classifications of all images."""
-    of_kept: Mapping[str, Tensor]
-    """One value for every image that is kept."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Ours minus another method's, on the same images and targets: means over images."""
-
-    other: str
-    n: int
-    """Images that are neither failed nor black in either; classifications are over all images."""
-    values: Mapping[str, Interval]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One figure as computed here and as published."""
-
-    metric: str
-    method: str
-    here: Score
-    published: Score
-
-    @property
-    def digits(self) -> float:
-        """−log₁₀ of the larger relative difference of mean and half width.
-
-        −inf if the numbers of images differ.
-        """
-        if self.here.n != self.published.n:
-            return -math.inf
-        pairs = (
-            (getattr(score, name) for score in (self.here, self.published))
-            for name in ("mean", "half_width")
-        )
-        difference = max(abs(a - b) / (abs(b) or 1.0) for a, b in pairs)
-        return -math.log10(difference) if difference else math.inf
-
-    def __str__(self) -> str:
-        """Return both at full precision."""
-        return (
-            f"{self.metric} of {self.method}: here {self.here.mean!r} ± {self.here.half_width!r}, "
-            f"published {self.published.mean!r} ± {self.published.half_width!r} "
-            f"(over {self.here.n} and {self.published.n} images)"
-        )
 
 
 @dataclass(frozen=True)
@@ -184,120 +90,6 @@ class AuthorsResult:
             return None
         complete = len(self.control) == 4 * len(self.theirs)
         return complete and all(figure.digits >= DIGITS for figure in self.control)
-
-
-def score(
-    originals: StoredImages,
-    counterfactuals: StoredCounterfactuals,
-    autoencoders: ClassAutoencoders | None = None,
-) -> Row:
-    """Score counterfactuals of these originals as the authors did.
-
-    The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
-    so this equals k/255 − ½, which is used here: no image's score depends on another image.
-    """
-    return score_each(originals, counterfactuals, autoencoders).row
-
-
-def score_each(
-    originals: StoredImages,
-    counterfactuals: StoredCounterfactuals,
-    autoencoders: ClassAutoencoders | None = None,
-) -> Scored:
-    """Score counterfactuals as `score` does, and keep the scores of every image."""
-    predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
-    kept = counterfactuals.kept
-    images = counterfactuals.images[kept]
-    of_all = {
-        "class_changed": metrics.class_changed(predicted, p),
-        "reached": metrics.reached(predicted, q),
-    }
-    values: dict[str, Tensor] = {"elastic_net": metrics.elastic_net(originals[kept], images)}
-    if autoencoders is not None:
-        pixels, by_q = scaled(images), autoencoders.reconstruct(images, q[kept])
-        values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p[kept]))
-        values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
-    intervals: dict[str, Any] = {name: proportion(v) for name, v in of_all.items()}
-    intervals |= {name: normal_interval(v) for name, v in values.items()}
-    published = {"class_changed": of_all["class_changed"], **values}
-    row = Row(
-        method=counterfactuals.method,
-        failed=int(counterfactuals.failed.sum()),
-        black=int((~kept & ~counterfactuals.failed).sum()),
-        as_published={METRICS[name]: _published_form(v.double()) for name, v in published.items()},
-        **intervals,
-    )
-    return Scored(row, kept, of_all, values)
-
-
-def subtract(ours: Scored, other: Scored) -> Difference:
-    """Subtract another method's scores from ours, image by image."""
-    both = ours.kept & other.kept
-    pairs = {name: (value, other.of_all[name]) for name, value in ours.of_all.items()} | {
-        name: (value[both[ours.kept]], other.of_kept[name][both[other.kept]])
-        for name, value in ours.of_kept.items()
-    }
-    return Difference(
-        other=other.row.method,
-        n=int(both.sum()),
-        values={name: _mean_difference(*pair) for name, pair in pairs.items()},
-    )
-
-
-def _mean_difference(a: Tensor, b: Tensor) -> Interval:
-    if a.dtype == torch.bool:
-        return paired_share_difference(a, b)
-    difference = a - b
-    return normal_interval(difference[~difference.isnan()])
-
-
-def _published_form(values: Float[Tensor, " values"]) -> Score:
-    """mean ± 1.96 σ/√n; an interval's ends would lose digits of the half width."""
-    mean = values.mean()
-    sigma = (values - mean).square().mean().sqrt()
-    half_width = 1.96 * float(sigma) / math.sqrt(max(len(values), 1))
-    return Score(float(mean), half_width, len(values))
-
-
-def compare(benchmark: AuthorsBenchmark, rows: Sequence[Row]) -> list[Comparison]:
-    """Compare every figure of these rows that the authors published with an interval."""
-    return [
-        Comparison(metric, row.method, here, theirs)
-        for row in rows
-        for metric, here in row.as_published.items()
-        if (theirs := benchmark.published.get(metric, {}).get(row.method)) is not None
-        and theirs.half_width is not None
-    ]
-
-
-class Scorer:
-    """Scores counterfactuals of a benchmark with the authors' metrics and our judges."""
-
-    def __init__(
-        self, benchmark: AuthorsBenchmark, autoencoders: ClassAutoencoders, judges: Judges
-    ) -> None:
-        self.originals = benchmark.originals.images
-        self.cue = CUES.get(DATASETS[benchmark.name])
-        self._autoencoders = autoencoders
-        self._judges = judges
-        self._features = judges.features(self.originals)
-
-    def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Scored:
-        """Score all counterfactuals, or those of these rows of the originals."""
-        originals, kept = self.originals[rows], made.kept
-        scored = score_each(originals, made, self._autoencoders)
-        if int(kept.sum()) < 2:
-            return scored
-        images = made.images[kept]
-        judged = judge_each(self._judges, originals[kept], images, made.q[kept], self.cue)
-        verdict = summarise(judged, self._judges.features(images), self._features)
-        values = {"truth": judged.truth, "inside": judged.inside, **judged.agreement}
-        known = {name: value for name, value in values.items() if value is not None}
-        return dataclasses.replace(
-            scored,
-            row=dataclasses.replace(scored.row, verdict=verdict),
-            of_kept={**scored.of_kept, **known},
-        )
 
 
 def our_counterfactuals(

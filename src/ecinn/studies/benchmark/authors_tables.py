@@ -7,16 +7,9 @@ from functools import partial
 from typing import Any
 
 from ecinn.drawing.table import NONE, Table, number, percent, percent_interval, plus_minus
-from ecinn.studies.benchmark.authors import (
-    AS_NEAR,
-    NEAREST,
-    OURS,
-    AuthorsResult,
-    Comparison,
-    Difference,
-    Row,
-)
+from ecinn.studies.benchmark.authors import AS_NEAR, NEAREST, OURS, AuthorsResult
 from ecinn.studies.benchmark.authors_files import DATASETS, Score
+from ecinn.studies.benchmark.authors_scores import Comparison, Difference, Row
 from ecinn.studies.benchmark.quality import CUES, ORACLES, verdict_cells
 from ecinn.studies.benchmark.record import note
 

@@ -84,6 +84,9 @@ class Settings:
     """Standard deviation of the noise of stability, in pixels of [0, 1]."""
 
 
+SETTINGS = Settings()
+
+
 @dataclass(frozen=True)
 class Subject:
     """A network, its twin with random weights, and the classes to explain."""
@@ -274,7 +277,7 @@ def measure_heatmaps(
     seed: int = 0,
     batch_size: int | None = None,
     baseline: Baseline = "mean",
-    settings: Settings = Settings(),
+    settings: Settings = SETTINGS,
     cues: Mapping[str, Cue] = CUES,
     observe: Observer = ignore,
     keep: Callable[[HeatmapBenchmark], None] = lambda result: None,
