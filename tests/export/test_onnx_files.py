@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import OODDetector, Pose, Texture
+from ecinn.classifier.out_of_distribution import OODDetector, Pose, Shape, Texture
+from ecinn.classifier.quantisation import pack, unpack
 from ecinn.data.face_crop import FaceCrop
 from ecinn.data.framing import Framing, Intensity
 from ecinn.errors import EcinnError, InputError
@@ -75,7 +76,10 @@ def random_model(classes: int, bits: int = 8, **changes: Any) -> Model:
     frequency = latent_frequencies(net)
     low, high = classifier.log_marginal(images).quantile(torch.tensor([0.25, 0.75])).tolist()
     far = (z - mu_bar[classifier.predict(images)]).square().sum(1).median()
-    ood = OODDetector((low, high), distance=float(far))
+    weight, out = (torch.randn(s, generator=generator) for s in ((5, net.dim), (5,)))
+    shape = Shape(*unpack(pack({"w": weight, "b": out, "o": out}, 8, rounded="")).values(), 0.0)
+    shape = shape._replace(limit=float(shape.score(z).median()) + 1e-3)
+    ood = OODDetector((low, high), distance=float(far), shape=shape)
     if frequency is not None:
         bands = int(frequency.max()) + 1
         whitening = torch.randn((bands, bands), generator=generator)
@@ -204,9 +208,11 @@ def test_weights_are_stored_once_and_with_the_bits_of_the_checkpoint(
     casts = [node.input[0] for node in graph.node if node.op_type == "Cast"]
     casts = [name for name in casts if name.startswith("constant")]
     assert len(casts) == len(set(casts))
-    assert len(casts) == (0 if model.recipe.stored_bits == 32 else len(kernels))
+    # The shape score has one kernel, always with 8 bits.
+    assert len(casts) == 1 + (0 if model.recipe.stored_bits == 32 else len(kernels))
     count = sum(np.prod(t.dims) for t in stored if t.data_type == kinds[model.recipe.stored_bits])
-    assert model.recipe.stored_bits != 8 or count == sum(p.numel() for p in kernels)
+    own = sum(p.numel() for p in kernels) + model.ood.shape.weight.numel()
+    assert model.recipe.stored_bits != 8 or count == own
 
 
 def test_graphs_that_share_their_weights_compute_the_same(
@@ -216,8 +222,9 @@ def test_graphs_that_share_their_weights_compute_the_same(
     names = ("encode", "decode")
     shared = share_weights({name: (run.path / f"{name}.onnx").read_bytes() for name in names})
     kernels = [p for _, p in model.classifier.inn.named_parameters() if p.ndim > 1]
-    sizes = [(len(kernel), kernel[0].numel()) for kernel in kernels]
-    assert sorted(shared.shapes) == (sorted(sizes) if model.recipe.stored_bits == 8 else [])
+    kernels = kernels if model.recipe.stored_bits == 8 else []
+    sizes = [(len(kernel), kernel[0].numel()) for kernel in (*kernels, model.ood.shape.weight)]
+    assert sorted(shared.shapes) == sorted(sizes)
     rows = sum(count for count, _ in shared.shapes)
     columns = np.repeat([each for _, each in shared.shapes], [n for n, _ in shared.shapes])
     scale = np.repeat(np.frombuffer(shared.content, "<f4", rows), columns.astype(int))

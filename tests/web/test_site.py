@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
+from ecinn.data import pen
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import EcinnError, InputError
 from helpers.axe import violations_by_state
@@ -208,6 +210,29 @@ def test_a_drawn_digit_has_the_numbers_of_the_service(
     check_explanation(opened, service, asked | usual)
     other = {"targets": None, "confidence": 0.8, "correct": True, "path": 3}
     check_explanation(opened, service, asked | other)
+
+
+def test_a_letter_gets_the_services_caution(opened: Page, service: str) -> None:
+    """It is drawn in straight lines, as `data/pen.py` draws it for the detector to learn from."""
+    strokes = [[(0.2, 0.85), (0.5, 0.12)], [(0.5, 0.12), (0.8, 0.86)], [(0.31, 0.6), (0.7, 0.61)]]
+    opened.click("#clear")
+    for stroke in strokes:
+        draw(opened, stroke)
+    settled(opened)
+    caution = opened.locator("#caution")
+    expect(caution).to_be_visible()
+    expect(caution).to_contain_text("not shaped like a digit")
+    found = pixels(opened, "input")[..., 0]
+    asked = {"model": "mnist", "images": [{"pixels": found.tolist()}]}
+    theirs = httpx.post(f"{service}/api/v1/predict", json=asked).json()["images"][0]
+    assert theirs["caution"] == caution.inner_text()
+    assert ask(opened, "predict", asked)["images"][0]["out_of_distribution"] == ["shape"]
+    share = torch.linspace(0, 1, 80)[:, None]
+    ends = torch.tensor(strokes)
+    line = torch.cat([start + share * (end - start) for start, end in ends])
+    difference = np.abs(pen.draw([line], pen.page_pens(1))[0, 0].numpy() - found)
+    assert difference.mean() < 2.5
+    assert difference.max() < 80
 
 
 def test_dots_have_the_numbers_of_the_service(opened: Page, service: str) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.classifier.out_of_distribution import OODDetector, Pose, Texture
+from ecinn.classifier.out_of_distribution import SHAPE_BITS, OODDetector, Pose, Shape, Texture
 from ecinn.classifier.quantisation import pack, unpack
 from ecinn.classifier.recipes import Recipe
 from ecinn.classifier.tensor_files import (
@@ -65,12 +65,13 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     if not (checkpoint.recipe.tied and torch.equal(tensors["classifier.mu"].cpu(), mu_bar)):
         tensors["mu_bar"] = mu_bar
     limits = {} if checkpoint.ood.distance is None else {"distance": checkpoint.ood.distance}
-    for name in ("texture", "pose"):
+    for name in ("texture", "pose", "shape"):
         score = getattr(checkpoint.ood, name)
         if score is not None:
             fields = score._asdict()
             limits[name] = fields.pop("limit")
             fields.pop("frequency", None)  # follows from the architecture
+            fields = pack(fields, SHAPE_BITS, rounded="") if name == "shape" else fields
             tensors |= {f"typical.{name}.{field}": value for field, value in fields.items()}
     about = {
         "kind": "model",
@@ -104,7 +105,7 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
     if mu_bar.shape != classifier.mu.shape:
         raise ValueError("mu_bar and mu differ in shape")
     limits = about.get("typical_limits", {})
-    texture = pose = distance = None
+    texture = pose = distance = shape = None
     if "texture" in limits:
         frequency = latent_frequencies(recipe.architecture)
         assert frequency is not None
@@ -114,12 +115,14 @@ def _build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoin
         pose = Pose(tensors["typical.pose.weight"], float(limits["pose"]))
     if "distance" in limits:
         distance = float(limits["distance"])
+    if "shape" in limits:
+        shape = Shape(**unpack(below(tensors, "typical.shape")), limit=float(limits["shape"]))
     low, high = about["typical"]
     return Checkpoint(
         recipe,
         classifier.eval().requires_grad_(requires_grad=False),
         mu_bar,
-        OODDetector((float(low), float(high)), texture, pose, distance),
+        OODDetector((float(low), float(high)), texture, pose, distance, shape),
         tuple(about["class_names"]),
         about["metrics"],
         about["training"],

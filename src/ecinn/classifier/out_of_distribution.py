@@ -1,7 +1,7 @@
 """Detect out-of-distribution images from their latents.
 
 A likelihood is not enough: a uniform colour or a face upside down can be as likely as a face. So
-up to four scores are compared with their limits, and each is a reason of its own.
+up to five scores are compared with their limits, and each is a reason of its own.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,19 @@ IN_WORDS = {
     "texture": "smoother or rougher",
     "pose": "rotated, shifted or inverted",
     "distance": "unlike every class",
+    "shape": "not shaped like a digit",
 }
 """For each reason, how the image differs from the training images."""
 REASONS = tuple(IN_WORDS)
 FALSE_ALARM_RATE = 0.002
 """Share of the training images that likelihood, texture and pose flag, each of them."""
 FAR_RATE = 0.015
-"""Share of held-out images that the distance flags, so that all scores flag less than 2 %."""
+"""Share of held-out images that the distance flags, so that all scores flag less than 2 %.
+With a shape score it is `FALSE_ALARM_RATE`: the distance has to find less."""
+SHAPE_RATE = 0.003
+"""Share of held-out digits, half of them drawn again with the page's pen, that the shape flags."""
+SHAPE_BITS = 8
+"""Bits per weight of the shape score in a model's file."""
 RIDGE = 1e4
 """Regularisation of the pose score, which has more weights than images to fit."""
 POSE_IMAGES = 4000
@@ -68,9 +74,26 @@ class Pose(NamedTuple):
         return z @ self.weight
 
 
+class Shape(NamedTuple):
+    """v·max(0, W z + b): high for drawings that are no digits, such as letters.
+
+    Such drawings can be as likely as digits, and as close to a class.
+    """
+
+    weight: Float[Tensor, "hidden dim"]
+    bias: Float[Tensor, " hidden"]
+    out: Float[Tensor, " hidden"]
+    limit: float
+    """Largest score that is not flagged."""
+
+    def score(self, z: Latents) -> PerImage:
+        """v·max(0, W z + b)."""
+        return (z @ self.weight.T + self.bias).relu() @ self.out
+
+
 @dataclass(frozen=True)
 class OODDetector:
-    """Flag images that differ from training images in likelihood, texture, pose or distance."""
+    """Flag images that differ from training images in one of `REASONS`."""
 
     log_p: tuple[float, float]
     """Range of log p(x) that holds 99.8 % of the training images."""
@@ -79,22 +102,25 @@ class OODDetector:
     distance: float | None = None
     """Largest ‖z − μ̄_p‖² that is not flagged. A letter or a shoe has the likelihood of a digit
     that is hard to read, but it lies far from the mean of the class that it is predicted as."""
+    shape: Shape | None = None
 
-    def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 4"]:
+    def flags(self, z: Latents, residual: Latents, log_p: PerImage) -> Bool[Tensor, "batch 5"]:
         """Return for each of `REASONS` if it flags an image as out-of-distribution.
 
         Args:
             residual: the latents minus the mean latent of their predicted class.
         """
         low, high = self.log_p
-        texture = pose = far = torch.zeros_like(log_p, dtype=torch.bool)
+        texture = pose = far = odd = torch.zeros_like(log_p, dtype=torch.bool)
         if self.texture is not None:
             texture = self.texture.distance(residual) > self.texture.limit
         if self.pose is not None:
             pose = self.pose.score(z) < self.pose.limit
         if self.distance is not None:
             far = residual.square().sum(1) > self.distance
-        return torch.stack([(log_p < low) | (log_p > high), texture, pose, far], 1)
+        if self.shape is not None:
+            odd = self.shape.score(z) > self.shape.limit
+        return torch.stack([(log_p < low) | (log_p > high), texture, pose, far, odd], 1)
 
     def to(self, device: torch.device) -> "OODDetector":
         """Return the same detector on another device."""
@@ -103,9 +129,9 @@ class OODDetector:
             values = (value.to(device) if isinstance(value, Tensor) else value for value in score)
             return type(score)(*values)
 
-        texture = None if self.texture is None else moved(self.texture)
-        pose = None if self.pose is None else moved(self.pose)
-        return OODDetector(self.log_p, texture, pose, self.distance)
+        scores = (self.texture, self.pose, self.shape)
+        texture, pose, shape = (None if score is None else moved(score) for score in scores)
+        return OODDetector(self.log_p, texture, pose, self.distance, shape)
 
 
 def fit_log_p(log_p: PerImage) -> tuple[float, float]:
@@ -116,9 +142,9 @@ def fit_log_p(log_p: PerImage) -> tuple[float, float]:
     return low, high
 
 
-def fit_distance(squares: PerImage) -> float:
-    """Return the limit of ‖z − μ̄_p‖² that `FAR_RATE` of these held-out images exceed."""
-    return float(squares.double().quantile(1 - FAR_RATE))
+def fit_distance(squares: PerImage, rate: float = FAR_RATE) -> float:
+    """Return the limit of ‖z − μ̄_p‖² that this share of the held-out images exceeds."""
+    return float(squares.double().quantile(1 - rate))
 
 
 def fit_texture(energies: Energies, frequency: Frequency) -> Texture:

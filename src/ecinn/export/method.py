@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ecinn.classifier.out_of_distribution import OODDetector, Texture
+from ecinn.classifier.out_of_distribution import SHAPE_BITS, OODDetector, Shape, Texture
+from ecinn.classifier.quantisation import pack
 from ecinn.equations import FARTHEST_ALPHA
 from ecinn.export.flow import array, as_float
 from ecinn.export.graph import FLOAT, Graph, Name
@@ -88,7 +89,8 @@ class MethodWriter:
         if pose is not None:
             turned = self._op("Less", self._op("MatMul", z, array(pose.weight)), float(pose.limit))
         far = never if self._ood.distance is None else self._is_far(self._ood.distance, z, p)
-        flags = (unlikely, rough, turned, far)
+        odd = never if self._ood.shape is None else self._is_odd(self._ood.shape, z)
+        flags = (unlikely, rough, turned, far, odd)
         columns = [self._op("Unsqueeze", flag, _FIRST) for flag in flags]
         return self._op("Concat", *columns, axis=1)
 
@@ -100,6 +102,15 @@ class MethodWriter:
         residual = self._residual(z, p)
         squares = self._op("Mul", residual, residual)
         return self._op("Greater", self._op("ReduceSum", squares, _FIRST, keepdims=0), limit)
+
+    def _is_odd(self, shape: Shape, z: Name) -> Name:
+        """Compare the score of `Shape` with its limit; its weights are written as stored."""
+        stored = pack({"weight": shape.weight.cpu()}, SHAPE_BITS, rounded="")
+        scale = array(stored["weight.scale"].float())[:, None]
+        weight = self._op("Mul", self._op("Cast", array(stored["weight"]), to=FLOAT), scale)
+        hidden = self._op("Gemm", z, weight, array(shape.bias), transB=1)
+        score = self._op("MatMul", self._op("Relu", hidden), array(shape.out))
+        return self._op("Greater", score, float(shape.limit))
 
     def _is_rough(self, texture: Texture, z: Name, p: Name) -> Name:
         """Compare the distance of `Texture` with its limit; latents are sorted by frequency."""

@@ -88,6 +88,7 @@ def describe(model: Model) -> dict[str, Any]:
             "texture": model.ood.texture is not None,
             "pose": model.ood.pose is not None,
             "distance": model.ood.distance,
+            "shape": model.ood.shape is not None,
         },
     }
 

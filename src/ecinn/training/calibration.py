@@ -11,8 +11,11 @@ from ecinn import equations
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.out_of_distribution import (
+    FALSE_ALARM_RATE,
+    FAR_RATE,
     POSE_IMAGES,
     OODDetector,
+    Shape,
     band_energies,
     fit_distance,
     fit_log_p,
@@ -23,10 +26,12 @@ from ecinn.classifier.quantisation import stored_precision
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.augmentation import misplace
 from ecinn.data.dataset import Dataset
+from ecinn.data.pen import SIDE, draw_shapes, page_pens, random_pens, redraw
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Labels, StoredImages, to_pixels
+from ecinn.training.shape import fit_shape
 
 PART = 500
 """Images or latents that are processed at once."""
@@ -36,6 +41,9 @@ more; other latents are computed again for every statistic."""
 OOD_IMAGES = 200_000
 """Largest number of training images, drawn at random, that the OOD detector is fitted to: in
 expectation, 200 of them lie beyond either end of the range of log p(x)."""
+SHAPE_IMAGES = 10_000
+"""Largest number of digits that the shape score is fitted to, besides as many that are drawn again
+and twice as many other shapes."""
 
 
 @torch.no_grad()
@@ -89,21 +97,53 @@ def calibrate(
 
 
 @torch.no_grad()
-def with_distance(checkpoint: Checkpoint, held_out: Dataset) -> Checkpoint:
-    """Return a model of an older version with the OOD detector's distance, weights unchanged."""
+def with_new_scores(checkpoint: Checkpoint, data: Dataset, held_out: Dataset) -> Checkpoint:
+    """Return a model of an older version with the OOD detector's distance and shape.
+
+    Weights and all other scores are unchanged.
+    """
     classifier, mu_bar = checkpoint.classifier, checkpoint.mu_bar
     latents = _Latents(classifier, held_out.images, mu_bar.device)
-    limit = _distance_limit(latents.z(), classifier.mu, mu_bar)
-    return dataclasses.replace(checkpoint, ood=dataclasses.replace(checkpoint.ood, distance=limit))
+    distance, shape = _new_scores(checkpoint.recipe, mu_bar, data.images, latents)
+    ood = dataclasses.replace(checkpoint.ood, distance=distance, shape=shape)
+    return dataclasses.replace(checkpoint, ood=ood)
 
 
-def _distance_limit(
-    latents: Iterable[Float[Tensor, "part dim"]],
-    mu: Float[Tensor, "classes dim"],
+def _new_scores(
+    recipe: Recipe,
     mu_bar: Float[Tensor, "classes dim"],
-) -> float:
-    squares = [(z - mu_bar[equations.predicted_class(z, mu)]).square().sum(1) for z in latents]
-    return fit_distance(torch.cat(squares))
+    images: StoredImages,
+    held_out: "_Latents",
+) -> tuple[float, Shape | None]:
+    """Fit the scores of models with fully connected couplings: distance, and shape of digits."""
+    shape = _shape(recipe, images, held_out) if _reads_digits(recipe) else None
+    mu, rate = held_out.classifier.mu, FAR_RATE if shape is None else FALSE_ALARM_RATE
+    squares = [
+        (z - mu_bar[equations.predicted_class(z, mu)]).square().sum(1) for z in held_out.z()
+    ]
+    return fit_distance(torch.cat(squares), rate), shape
+
+
+def _reads_digits(recipe: Recipe) -> bool:
+    net = recipe.architecture
+    return recipe.mnist_framing and (net.channels, net.height, net.width) == (1, SIDE, SIDE)
+
+
+def _shape(recipe: Recipe, images: StoredImages, held_out: "_Latents") -> Shape:
+    """Fit the shape score to digits, digits drawn again, and drawings that are no digits."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    chosen = torch.randperm(len(images), generator=generator)[:SHAPE_IMAGES].sort().values
+    digits = images[chosen.to(images.device)].cpu()
+    again = redraw(digits, random_pens(len(digits), generator))
+    others = draw_shapes(2 * len(digits), generator)
+    same_pen = redraw(held_out.images.cpu(), page_pens(len(held_out.images)))
+
+    def latents(*kinds: StoredImages) -> Tensor:
+        every = _Latents(held_out.classifier, torch.cat(kinds), held_out.device)
+        return torch.cat([z.cpu() for z in every.z()])
+
+    unseen = torch.cat([*(z.cpu() for z in held_out.z()), latents(same_pen)])
+    return fit_shape(latents(digits, again), latents(others), unseen, generator)
 
 
 def _fit_detector(
@@ -116,8 +156,8 @@ def _fit_detector(
 ) -> OODDetector:
     """Fit all scores of the recipe to latents of the training images.
 
-    The distance is fitted to held-out images if there are any: training images are nearer to
-    their classes.
+    Distance and the limit of the shape are fitted to held-out images if there are any: training
+    images are nearer to their classes.
     """
     frequency = latent_frequencies(recipe.architecture)
     frequency = None if frequency is None else frequency.to(mu_bar.device)
@@ -127,11 +167,11 @@ def _fit_detector(
         if frequency is not None:
             own = mu_bar[equations.predicted_class(z, classifier.mu)]
             energies.append(band_energies(z - own, frequency))
-    texture = pose = distance = None
+    texture = pose = distance = shape = None
     if frequency is not None:
         texture = fit_texture(torch.cat(energies), frequency)
     else:
-        distance = _distance_limit((held_out or latents).z(), classifier.mu, mu_bar)
+        distance, shape = _new_scores(recipe, mu_bar, images, held_out or latents)
     if recipe.aligned:
         generator = torch.Generator().manual_seed(recipe.seed)
         few = images[: min(POSE_IMAGES, len(images) // 2)]
@@ -144,9 +184,8 @@ def _fit_detector(
             for z, rows in zip(latents.z(), latents.rows.split(PART), strict=True)
         )
         pose = fit_pose(fitted, misplaced, others)
-    return OODDetector(fit_log_p(torch.cat(log_p)), texture, pose, distance).to(
-        torch.device("cpu")
-    )
+    detector = OODDetector(fit_log_p(torch.cat(log_p)), texture, pose, distance, shape)
+    return detector.to(torch.device("cpu"))
 
 
 class _Latents:

@@ -8,6 +8,7 @@ from scipy.stats import mannwhitneyu
 
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.data.dataset import Dataset
+from ecinn.data.pen import page_pens, redraw
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.studies.benchmark import ood
@@ -40,7 +41,10 @@ def test_the_measurement_counts_flags_and_ranks_scores(mnist: Model) -> None:
     z = mnist.encode(digits.images)
     far = torch.cdist(z, mnist.mu_bar).min(1).values.square()
     checkpoint = dataclasses.replace(
-        mnist.checkpoint, ood=OODDetector((-1e9, 1e9), distance=float(far.median()))
+        mnist.checkpoint,
+        ood=OODDetector(
+            (-1e9, 1e9), distance=float(far.median()), shape=mnist.ood.shape._replace(limit=1e9)
+        ),
     )
     clothes = digits.images.flip(3).transpose(2, 3)[:20]
     result = ood.measure_detection(Model(checkpoint), digits, clothes)
@@ -49,14 +53,24 @@ def test_the_measurement_counts_flags_and_ranks_scores(mnist: Model) -> None:
     assert result.kinds["noise"].flagged.mean == 1
     letters, plain = (result.kinds[n] for n in ("letters", "letters without B I O S Z"))
     assert (letters.flagged.n, plain.flagged.n) == (26 * 24, 21 * 24)
-    share = sum(result.by_letter.values()) / 26
-    assert letters.flagged.mean == pytest.approx(share)
-    kept = [value for letter, value in result.by_letter.items() if letter not in "BIOSZ"]
-    assert plain.flagged.mean == pytest.approx(sum(kept) / 21)
+    for kind in ("letters", "drawn letters"):
+        shares = result.by_letter[kind]
+        assert result.kinds[kind].flagged.mean == pytest.approx(sum(shares.values()) / 26)
+        kept = [value for letter, value in shares.items() if letter not in "BIOSZ"]
+        plain = result.kinds[f"{kind} without B I O S Z"]
+        assert plain.flagged.mean == pytest.approx(sum(kept) / 21)
     other = torch.cdist(mnist.encode(clothes), mnist.mu_bar).min(1).values.square()
     found = result.kinds["Fashion-MNIST"].auroc["distance"]
     assert found == pytest.approx(ood.auroc(far, other), abs=1e-3)
-    assert len(ood.detection_table(result).rows) == 5
+    # The shape, by the route of the fitted weights; drawn letters against drawn digits.
+    shape = mnist.ood.shape
+    drawn = ood.draw_letters(ood.FONTS["test"], 0).flatten(0, 1)
+    again, drawn = (redraw(images, page_pens(len(images))) for images in (digits.images, drawn))
+    assert result.redrawn.n == 60
+    scores = (shape.score(mnist.encode(images)) for images in (again, drawn))
+    found = result.kinds["drawn letters"].auroc["shape"]
+    assert found == pytest.approx(ood.auroc(*scores), abs=1e-3)
+    assert len(ood.detection_table(result).rows) == 8
 
 
 def test_other_images_are_refused() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
 from ecinn.data.mnist import read_mnist
+from ecinn.data.pen import page_pens, redraw
 from ecinn.data.photographs import read_photograph
 from ecinn.drawing.table import Table, number, percent_interval
 from ecinn.errors import InputError
@@ -39,6 +40,8 @@ FONTS: Mapping[Split, tuple[str, ...]] = {
 _DRAWS = 3
 """Pictures of each letter in each font, rotated and slanted at random."""
 _NOISE = 500
+_REDRAWN = 2000
+"""Digits that are drawn again with the page's pen."""
 _BATCH = 500
 _SIDE = 280
 
@@ -64,8 +67,10 @@ class Detection:
     digits: Interval
     """Share of the digits that is flagged."""
     kinds: Mapping[str, Caught]
-    by_letter: Mapping[str, float]
-    """Share of every letter's pictures that is flagged."""
+    redrawn: Interval
+    """Share of digits, drawn again with the web page's pen, that is flagged."""
+    by_letter: Mapping[str, Mapping[str, float]]
+    """For printed and drawn letters, share of every letter's pictures that is flagged."""
 
 
 def measure_detection(
@@ -85,28 +90,35 @@ def measure_detection(
     """
     if model.image_shape != (1, 28, 28):
         raise InputError("these letters are framed as digits are: give a model of 28×28 digits")
-    letters = draw_letters(FONTS["test" if split == "test" else "validation"], seed)
+    letters = draw_letters(FONTS["test" if split == "test" else "validation"], seed).flatten(0, 1)
     plain = torch.tensor([letter not in LOOK_ALIKES for letter in LETTERS])
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(256, (_NOISE, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    others = {"letters": letters.flatten(0, 1), "noise": noise}
+    drawn = redraw(letters, page_pens(len(letters)))
+    others = {"letters": letters, "drawn letters": drawn, "noise": noise}
     if fashion is not None:
         others["Fashion-MNIST"] = fashion
-    count = counter(observe, "images", len(digits) + sum(map(len, others.values())))
+    few = digits.first(_REDRAWN).images
+    again = redraw(few, page_pens(len(few)))
+    count = counter(observe, "images", len(digits) + sum(map(len, [again, *others.values()])))
     usual, false_alarms = _scores(model, digits.images, count, 0)
-    kinds, done = {}, len(digits)
+    usual_drawn, drawn_alarms = _scores(model, again, count, len(digits))
+    kinds, by_letter, done = {}, {}, len(digits) + len(again)
     for name, images in others.items():
         scores, flags = _scores(model, images, count, done)
         done += len(images)
-        kinds[name] = _caught(usual, scores, flags)
-        if name == "letters":
+        same_pen = usual_drawn if name == "drawn letters" else usual
+        kinds[name] = _caught(same_pen, scores, flags)
+        if name.endswith("letters"):
             per_letter = flags.reshape(len(LETTERS), -1)
             rows = plain.repeat_interleave(per_letter.shape[1])
             chosen = {score: values[rows] for score, values in scores.items()}
-            kinds[f"letters without {' '.join(LOOK_ALIKES)}"] = _caught(usual, chosen, flags[rows])
-    shares = per_letter.double().mean(1).tolist()
-    by_letter = dict(zip(LETTERS, shares, strict=True))
-    return Detection(split, seed, proportion(false_alarms), kinds, by_letter)
+            without = f"{name} without {' '.join(LOOK_ALIKES)}"
+            kinds[without] = _caught(same_pen, chosen, flags[rows])
+            shares = per_letter.double().mean(1).tolist()
+            by_letter[name] = dict(zip(LETTERS, shares, strict=True))
+    alarms = proportion(false_alarms), proportion(drawn_alarms)
+    return Detection(split, seed, alarms[0], kinds, alarms[1], by_letter)
 
 
 def draw_letters(fonts: Sequence[str], seed: int) -> Tensor:
@@ -154,18 +166,21 @@ def load_fashion(folder: Path, split: Split) -> StoredImages:
 def _scores(
     model: Model, images: StoredImages, count: Callable[[int], None], done: int
 ) -> tuple[dict[str, Score], Bool[Tensor, " images"]]:
-    """Return −log p(x) and ‖z − μ̄_p‖² of every image, and whether it is flagged."""
+    """Return the scores of every image, and whether it is flagged."""
     parts = []
+    shape = model.ood.shape
     for start in range(0, len(images), _BATCH):
         x = to_pixels(images[start : start + _BATCH].to(model.device))
         z, log_det = model.encode_with_log_det(x)
         log_p = equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
         residual = z - model.mu_bar[equations.predicted_class(z, model.mu)]
         flags = model.ood.flags(z, residual, log_p).any(1)
-        parts.append((-log_p, residual.square().sum(1), flags))
+        scores = {"−log p(x)": -log_p, "distance": residual.square().sum(1)}
+        scores |= {} if shape is None else {"shape": shape.score(z)}
+        parts.append((flags, *scores.values()))
         count(done + start + len(x))
-    unlikely, far, flagged = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
-    return {"−log p(x)": unlikely, "distance": far}, flagged
+    flagged, *columns = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    return dict(zip(scores, columns, strict=True)), flagged
 
 
 def _caught(
@@ -191,12 +206,17 @@ def detection_table(result: Detection) -> Table:
     first = {"images": f"{result.split} digits", "n": f"{result.digits.n:,}"}
     blank = {f"AUROC, {score}": "–" for score in scores}
     rows = [first | blank | {"flagged %": percent_interval(result.digits)}]
+    redrawn = {"images": "the first of them, drawn again", "n": f"{result.redrawn.n:,}"}
+    rows.append(redrawn | blank | {"flagged %": percent_interval(result.redrawn)})
     for name, caught in result.kinds.items():
         found = {f"AUROC, {score}": number(value, 3) for score, value in caught.auroc.items()}
         named = {"images": name, "n": f"{caught.flagged.n:,}"}
         rows.append(named | found | {"flagged %": percent_interval(caught.flagged)})
     fonts = FONTS["test" if result.split == "test" else "validation"]
-    missed = sorted(result.by_letter, key=lambda letter: result.by_letter[letter])
-    said = ", ".join(f"{letter} {100 * result.by_letter[letter]:.0f} %" for letter in missed[:8])
-    words = note("ood", "table", fonts=", ".join(fonts), draws=_DRAWS, least=said)
+    said = {
+        name.split()[0]: ", ".join(f"{letter} {100 * shares[letter]:.0f} %" for letter in least)
+        for name, shares in result.by_letter.items()
+        for least in [sorted(shares, key=lambda letter: shares[letter])[:8]]
+    }
+    words = note("ood", "table", fonts=", ".join(fonts), draws=_DRAWS, **said)
     return Table.of("What the out-of-distribution detector flags", rows, [words])
