@@ -16,6 +16,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.data.framing import Framing
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
@@ -388,3 +389,54 @@ def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")
+
+
+def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_path: Path) -> None:
+    """Without training it has the other model's layers, and class means of the answers."""
+    start = small_model(classes=3).checkpoint
+    splits = Splits(data(80, 2), data(20, 3), data(20, 4))
+    settings = student_recipe(splits.train, CPU, init_from=start)
+    assert settings.architecture.classes == 2
+    still = replace(settings, epochs=0, finetuning=None, stored_bits=32)
+    box = BlackBox(halves, NAMES)
+    student = distill_classifier(box, splits, still, tmp_path, init_from=start, device="cpu").model
+    weights = start.classifier.state_dict()
+    for name, value in student.classifier.state_dict().items():
+        assert name in ("mu", "tau") or torch.equal(value, weights[name]), name
+    z = start.classifier.encode(to_pixels(splits.train.images))
+    answers = halves(splits.train.images / 255).argmax(1)
+    of_answers = torch.stack([z[answers == label].mean(0) for label in (0, 1)])
+    nearest = torch.cdist(z, of_answers).argmin(1)  # μ̄ groups by the student's predictions
+    mu_bar = torch.stack([z[nearest == label].mean(0) for label in (0, 1)])
+    torch.testing.assert_close(student.mu_bar, mu_bar, rtol=1e-4, atol=1e-4)
+    assert student.checkpoint.training["init_from"] == "tiny"
+
+
+def test_settings_of_a_student_that_starts_from_another_model() -> None:
+    start = small_model(classes=2).checkpoint
+    own = replace(start.recipe, epochs=50, default_confidence=0.99, face_crop=CELEBA_CROP)
+    start = replace(start, recipe=own)
+    chosen = student_recipe(data(4, 0), CPU, init_from=start)
+    assert chosen.architecture == own.architecture
+    assert (chosen.augmentation, chosen.face_crop) == (own.augmentation, own.face_crop)
+    assert chosen.epochs < own.epochs
+    assert chosen.learning_rate < own.learning_rate
+    assert chosen.default_confidence == CONFIDENCE
+    framed = student_recipe(data(4, 0), CPU, init_from=start, framing=Framing("pad"))
+    assert (framed.dataset, framed.face_crop) == ("own", None)
+    assert student_recipe(data(4, 0), CPU, init_from=start, recipe=recipe(7)).epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_from": "mnist"}, "cannot start from mnist: .* 1×28×28 .* 1×8×8"),
+        ({"init_from": "resnet"}, "no model 'resnet'"),
+        ({"init_from": small_model(), "recipe": recipe()}, "its architecture differs"),
+        ({"recipe": recipe(), "minutes": 2.0}, "minutes are for planning"),
+    ],
+)
+def test_models_that_no_student_can_start_from_are_one_line(options, message) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        ecinn.distill(halves, data(100, 5).images, device="cpu", verbose=False, **options)
+    assert "\n" not in str(error.value)

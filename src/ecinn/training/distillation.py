@@ -14,6 +14,7 @@ from torch import Tensor
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox, Output
 from ecinn.blackbox.files import save_classifier
 from ecinn.blackbox.preprocessing import Preprocessing
+from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
@@ -44,7 +45,13 @@ CONFIDENCE = 0.95
 """What explanations of a student request by default: within the tolerance of 0.05, the classifier
 must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
 the eight answers of a classifier that saw no pattern, the target wins now and then by chance."""
+CONTINUED = FineTuning(
+    epochs=1, faithfulness=4.0, distillation_weight=0.5, batch_size=128, learning_rate=3e-4
+)
+"""Both stages of a student that starts from a model of similar pictures."""
 REPORT_IMAGES = 300
+"""Held-out images on whose paths student and classifier are compared, and of the student's own
+metrics, which cost as much again."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ def distill_classifier(
     folder: Path,
     *,
     source: Path | None = None,
+    init_from: Checkpoint | None = None,
     labelled: bool = True,
     order_given: bool = False,
     device: str | torch.device = "auto",
@@ -88,6 +96,7 @@ def distill_classifier(
 
     Args:
         source: the classifier's file, which is copied into the folder.
+        init_from: model whose layers initialise the student's.
         labelled: the labels are true, so that the classifier's accuracy can be measured.
         order_given: the user has named the outputs: another order is mentioned, but not an error.
         tell: is told the classifier's accuracy and the plan, in sentences.
@@ -114,6 +123,7 @@ def distill_classifier(
         _require_all_classes(answers["train"], data.train.class_names)
         keep_answers(black_box, data, answers, planned, folder)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
+        test = test.first(REPORT_IMAGES)
         identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
@@ -123,6 +133,7 @@ def distill_classifier(
             test=test,
             device=device,
             resume=resume,
+            init_from=init_from,
             teacher=BlackBoxTeacher(black_box, identity) if recipe.finetuning else None,
             answers=Answers(answers["train"], answers["validation"]),
             observe=observe,
@@ -152,6 +163,7 @@ def distill(
     folder: str | Path | None = None,
     resume: bool = False,
     recipe: Recipe | str | None = None,
+    init_from: Model | str | Path | None = None,
     preprocessing: Preprocessing | None = None,
     output: Output | None = None,
     queries: int | None = None,
@@ -175,6 +187,10 @@ def distill(
             are as many, or numbers.
         folder: where the model and the report are written; by default nothing is kept.
         resume: continue an interrupted run in that folder.
+        recipe: the student's settings; planned for the images by default.
+        init_from: a model of similar pictures, to whose layers the student's are set: a shipped
+            name such as "mnist-finetuned", a path or a `Model`. Training is shorter then, and the
+            settings are those of this model if there is no recipe.
         queries: the largest number of pictures that the classifier may be asked about.
         random_state: as for `ecinn.fit`; splits the images into 80 % to learn on, 10 % and 10 %.
         observe: called with progress, instead of showing it.
@@ -217,14 +233,19 @@ def distill(
         for rows in (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
     ]
     target = resolve_device(device)
+    start = load_checkpoint(init_from) if isinstance(init_from, str | Path) else init_from
+    start = start.checkpoint if isinstance(start, Model) else start
     with tempfile.TemporaryDirectory() as temporary, shown(observe, verbose=verbose) as show:
-        chosen = student_recipe(parts[0], target, recipe=recipe, minutes=minutes, observe=show)
+        chosen = student_recipe(
+            parts[0], target, recipe=recipe, init_from=start, minutes=minutes, observe=show
+        )
         try:
             return distill_classifier(
                 black_box,
                 Splits(*parts),
                 replace(chosen, seed=seed),
                 Path(folder or temporary),
+                init_from=start,
                 labelled=known,
                 device=target,
                 resume=resume,
@@ -243,12 +264,14 @@ def student_recipe(
     device: torch.device,
     *,
     recipe: Recipe | str | None = None,
+    init_from: Checkpoint | None = None,
     minutes: float | None = None,
     framing: Framing | None = None,
     observe: Observer = ignore,
 ) -> Recipe:
     """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
 
+    A student that starts from another model has the settings of this model, with less training.
     What a recipe says about labels, attributes and other models is left out, and so is the default
     confidence of a shipped model.
 
@@ -257,6 +280,13 @@ def student_recipe(
     """
     if isinstance(recipe, str):
         recipe = replace(find_recipe(recipe), default_confidence=None)
+    if init_from is not None:
+        recipe = _continued(init_from, data, recipe)
+    if recipe is not None and minutes is not None:
+        raise InputError(
+            "minutes are for planning a student: with a recipe, a dataset's name or a model to "
+            "start from, give the epochs instead"
+        )
     if recipe is None:
         plan = plan_recipe(
             data, device, name="student", minutes=minutes, framing=framing, observe=observe
@@ -277,6 +307,30 @@ def student_recipe(
         distillation_weight=0.0,
         init_from=None,
         default_confidence=recipe.default_confidence or CONFIDENCE,
+    )
+
+
+def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recipe:
+    """Return the settings of a student that starts from a model of similar pictures."""
+    a = start.recipe.architecture
+    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != expected:
+        had, has = ("×".join(map(str, sides)) for sides in (expected, shape))
+        raise InputError(
+            f"cannot start from {start.recipe.name}: it reads pictures of {had} (channels, "
+            f"height, width), and these are {has}; choose another model, or leave it out"
+        )
+    if recipe is not None:
+        return recipe
+    return replace(
+        start.recipe,
+        architecture=replace(a, classes=len(data.class_names)),
+        epochs=CONTINUED.epochs,
+        batch_size=CONTINUED.batch_size,
+        learning_rate=CONTINUED.learning_rate,
+        finetuning=CONTINUED,
+        stored_bits=max(16, start.recipe.stored_bits),  # 8 bits would be calibrated twice
+        default_confidence=None,
     )
 
 
