@@ -1,5 +1,6 @@
 """Distillation of a classifier whose every answer is a formula, and its report."""
 
+import copy
 import io
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.data.framing import Framing
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.training import fitting
@@ -30,6 +32,7 @@ from ecinn.training.distillation import (
     CONFIDENCE,
     REPORT_FILE,
     distill_classifier,
+    fit_tau_on_paths,
     queries_needed,
     student_recipe,
 )
@@ -37,7 +40,7 @@ from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_st
 from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
-from helpers.builders import small_model, with_default
+from helpers.builders import random_images, small_model, with_default
 
 NAMES = ("left", "right")
 CPU = torch.device("cpu")
@@ -397,7 +400,7 @@ def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_pat
     splits = Splits(data(80, 2), data(20, 3), data(20, 4))
     settings = student_recipe(splits.train, CPU, init_from=start)
     assert settings.architecture.classes == 2
-    still = replace(settings, epochs=0, finetuning=None, stored_bits=32)
+    still = replace(settings, stored_bits=32)
     box = BlackBox(halves, NAMES)
     student = distill_classifier(box, splits, still, tmp_path, init_from=start, device="cpu").model
     weights = start.classifier.state_dict()
@@ -410,6 +413,12 @@ def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_pat
     mu_bar = torch.stack([z[nearest == label].mean(0) for label in (0, 1)])
     torch.testing.assert_close(student.mu_bar, mu_bar, rtol=1e-4, atol=1e-4)
     assert student.checkpoint.training["init_from"] == "tiny"
+    stored = ecinn.load(tmp_path, "cpu")
+    assert torch.equal(stored.tau, student.tau)
+    assert stored.checkpoint.metrics["n"] == 20
+    on_data, on_path = queries_needed(still, splits)
+    assert on_path == 0
+    assert 160 < box.queries <= on_data  # the path of every validation image, and the report
 
 
 def test_settings_of_a_student_that_starts_from_another_model() -> None:
@@ -419,8 +428,7 @@ def test_settings_of_a_student_that_starts_from_another_model() -> None:
     chosen = student_recipe(data(4, 0), CPU, init_from=start)
     assert chosen.architecture == own.architecture
     assert (chosen.augmentation, chosen.face_crop) == (own.augmentation, own.face_crop)
-    assert chosen.epochs < own.epochs
-    assert chosen.learning_rate < own.learning_rate
+    assert (chosen.epochs, chosen.finetuning) == (0, None)
     assert chosen.default_confidence == CONFIDENCE
     framed = student_recipe(data(4, 0), CPU, init_from=start, framing=Framing("pad"))
     assert (framed.dataset, framed.face_crop) == ("own", None)
@@ -440,3 +448,20 @@ def test_models_that_no_student_can_start_from_are_one_line(options, message) ->
     with pytest.raises(InputError, match=message) as error:
         ecinn.distill(halves, data(100, 5).images, device="cpu", verbose=False, **options)
     assert "\n" not in str(error.value)
+
+
+def test_temperature_is_fitted_on_paths() -> None:
+    """A classifier that is the student with another τ gives this τ back."""
+    student = small_model(classes=3)
+    images = random_images(200, 1, 3, 5).images
+    for tau in (0.01, 0.05):
+        twin = copy.deepcopy(student.checkpoint)
+        twin.classifier.tau.fill_(tau)
+        reader = Model(twin, "cpu")
+        box = BlackBox(lambda x, m=reader: m.predict(x), student.class_names)
+        box.preprocessing = replace(box.preprocessing, scale=1 / 256, mean=(-0.5 / 256,))
+        answers = box.predict(images)
+        box.queries = 0
+        fitted = fit_tau_on_paths(copy.deepcopy(student.checkpoint), box, images, answers, CPU)
+        assert float(fitted.classifier.tau) == pytest.approx(tau, rel=0.05)
+        assert box.queries == 200  # one point of each path

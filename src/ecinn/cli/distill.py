@@ -61,14 +61,15 @@ def distill(
     ] = None,
     init_from: Annotated[
         str | None,
-        typer.Option(help="Start from this model of similar pictures, and train for less long."),
+        typer.Option(help="Start from this model of similar pictures, and keep its layers."),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of the first stage; 0 keeps the layers of --init-from."),
+        typer.Option(min=0, help="Of the first stage; by default 0 with --init-from."),
     ] = None,
     finetune_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs on the path; 0 skips it.")
+        int | None,
+        typer.Option(min=0, help="Epochs on the path; 0 skips it, as --init-from does."),
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,
     limit: Annotated[
@@ -91,7 +92,12 @@ def distill(
     from ecinn.data.own import OwnData
     from ecinn.files import atomic_write
     from ecinn.flow.device import resolve_device
-    from ecinn.training.distillation import distill_classifier, queries_needed, student_recipe
+    from ecinn.training.distillation import (
+        CONTINUED,
+        distill_classifier,
+        queries_needed,
+        student_recipe,
+    )
 
     options = {} if settings is None else read_options(settings)
     given: dict[str, Any] = {
@@ -131,7 +137,7 @@ def distill(
         )
         chosen = replace(chosen, epochs=chosen.epochs if epochs is None else epochs)
         if finetune_epochs is not None:
-            tuning = replace(chosen.finetuning, epochs=finetune_epochs)  # type: ignore[type-var]
+            tuning = replace(chosen.finetuning or CONTINUED, epochs=finetune_epochs)
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
         if isinstance(splits, OwnData) and stored is None:
             keep_run(out_dir, splits, chosen)
