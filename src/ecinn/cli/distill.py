@@ -75,6 +75,9 @@ def distill(
     limit: Annotated[
         int | None, typer.Option(min=10, help="Use only the first images of every split.")
     ] = None,
+    report: Annotated[
+        int, typer.Option(min=1, help="Test images whose counterfactuals are in the report.")
+    ] = 300,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     celeba: CelebA = None,
     device: Device = "auto",
@@ -141,7 +144,7 @@ def distill(
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
         if isinstance(splits, OwnData) and stored is None:
             keep_run(out_dir, splits, chosen)
-        on_data, per_epoch = queries_needed(chosen, splits)
+        on_data, per_epoch = queries_needed(chosen, splits, report_images=report)
         path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
         err.print(
             f"{plain(black_box.name)} will be asked about {on_data + path:,} pictures"
@@ -154,6 +157,7 @@ def distill(
             out_dir,
             source=classifier,
             init_from=start,
+            report_images=report,
             order_given="classes" in options,
             device=target,
             resume=resume,
@@ -166,7 +170,7 @@ def distill(
         "epochs": epochs,
         "minutes": minutes,
     }
-    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit}
+    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit, "report": report}
     if init_from is not None:
         numbers["init_from"] = "MODEL" if Path(init_from).exists() else init_from
     page = out_dir / "distillation.html"

@@ -99,6 +99,7 @@ def distill_classifier(
     *,
     source: Path | None = None,
     init_from: Checkpoint | None = None,
+    report_images: int = REPORT_IMAGES,
     labelled: bool = True,
     order_given: bool = False,
     device: str | torch.device = "auto",
@@ -111,6 +112,7 @@ def distill_classifier(
     Args:
         source: the classifier's file, which is copied into the folder.
         init_from: model whose layers initialise the student's.
+        report_images: held-out images on whose paths student and classifier are compared.
         labelled: the labels are true, so that the classifier's accuracy can be measured.
         order_given: the user has named the outputs: another order is mentioned, but not an error.
         tell: is told the classifier's accuracy and the plan, in sentences.
@@ -127,7 +129,7 @@ def distill_classifier(
             accuracy = classifier_accuracy(answers["validation"], labels)
             tell(_require_skill(accuracy, black_box, order_given=order_given))
         if planned is None:
-            recipe = affordable(recipe, black_box, data, answers)
+            recipe = affordable(recipe, black_box, data, answers, report_images)
         elif recipe.finetuning is not None:  # as planned before the interruption
             recipe = replace(recipe, finetuning=replace(recipe.finetuning, epochs=planned))
         planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
@@ -137,7 +139,7 @@ def distill_classifier(
         _require_all_classes(answers["train"], data.train.class_names)
         keep_answers(black_box, data, answers, planned, folder)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
-        test = test.first(REPORT_IMAGES)
+        test = test.first(report_images)
         on_path = recipe.finetuning is not None
         identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
@@ -161,7 +163,7 @@ def distill_classifier(
             save_checkpoint(checkpoint, folder / MODEL_FILE)
         student = Model(checkpoint, device)
         agreement = measure_agreement(
-            student, black_box, data.test.images, answers["test"], n=REPORT_IMAGES, observe=observe
+            student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
     finally:
         keep_answers(black_box, data, answers, planned, folder)
@@ -393,10 +395,15 @@ def fit_tau_on_paths(
     return checkpoint
 
 
-def queries_needed(recipe: Recipe, data: Splits, known: Sequence[str] = ()) -> tuple[int, int]:
+def queries_needed(
+    recipe: Recipe,
+    data: Splits,
+    known: Sequence[str] = (),
+    report_images: int = REPORT_IMAGES,
+) -> tuple[int, int]:
     """Return the queries for the data and the report, and those of an epoch on the path."""
     on_data = sum(len(getattr(data, name)) for name in SPLITS if name not in known)
-    on_data += QUERIES_PER_IMAGE * min(REPORT_IMAGES, len(data.test)) + 1
+    on_data += QUERIES_PER_IMAGE * min(report_images, len(data.test)) + 1
     if recipe.finetuning is None:
         return on_data + min(PATH_IMAGES, len(data.validation)), 0
     batch = min(recipe.finetuning.batch_size, len(data.train))
@@ -404,12 +411,16 @@ def queries_needed(recipe: Recipe, data: Splits, known: Sequence[str] = ()) -> t
 
 
 def affordable(
-    recipe: Recipe, black_box: BlackBox, data: Splits, known: Sequence[str] | dict[str, Any] = ()
+    recipe: Recipe,
+    black_box: BlackBox,
+    data: Splits,
+    known: Sequence[str] | dict[str, Any] = (),
+    report_images: int = REPORT_IMAGES,
 ) -> Recipe:
     """Shorten fine-tuning until its queries fit into the budget."""
     if recipe.finetuning is None or black_box.budget is None:
         return recipe
-    on_data, per_epoch = queries_needed(recipe, data, list(known))
+    on_data, per_epoch = queries_needed(recipe, data, list(known), report_images)
     epochs = int((black_box.left - on_data) // per_epoch)
     if epochs < 1:
         raise InputError(
