@@ -56,6 +56,22 @@ def test_a_classifier_of_another_size_is_one_line(script: Path, tmp_path: Path) 
     assert "same number of columns" in error
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--init-from", "resnet"), "no model 'resnet'"),
+        (("--init-from", __file__), "not a safetensors file"),
+        (("--init-from", "celeba-smile"), "cannot start from celeba-smile"),
+        (("--epochs", "0"), "name it with --init-from"),
+    ],
+)
+def test_wrong_models_to_start_from_are_one_line(
+    script: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    where = ("--data", "mnist", "--limit", 20, "--out", tmp_path, "--device", "cpu")
+    assert message in fails("distill", "--classifier", script, *where, *options)
+
+
 class Hanging(nn.Module):
     """Computes for ever, outside of Python."""
 

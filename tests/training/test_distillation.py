@@ -1,5 +1,6 @@
 """Distillation of a classifier whose every answer is a formula, and its report."""
 
+import copy
 import io
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.data.framing import Framing
 from ecinn.errors import EcinnError, InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
+from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
 from ecinn.training import fitting
@@ -29,6 +32,7 @@ from ecinn.training.distillation import (
     CONFIDENCE,
     REPORT_FILE,
     distill_classifier,
+    fit_tau_on_paths,
     queries_needed,
     student_recipe,
 )
@@ -36,7 +40,7 @@ from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_st
 from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
-from helpers.builders import small_model, with_default
+from helpers.builders import random_images, small_model, with_default
 
 NAMES = ("left", "right")
 CPU = torch.device("cpu")
@@ -388,3 +392,76 @@ def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")
+
+
+def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_path: Path) -> None:
+    """Without training it has the other model's layers, and class means of the answers."""
+    start = small_model(classes=3).checkpoint
+    splits = Splits(data(80, 2), data(20, 3), data(20, 4))
+    settings = student_recipe(splits.train, CPU, init_from=start)
+    assert settings.architecture.classes == 2
+    still = replace(settings, stored_bits=32)
+    box = BlackBox(halves, NAMES)
+    student = distill_classifier(box, splits, still, tmp_path, init_from=start, device="cpu").model
+    weights = start.classifier.state_dict()
+    for name, value in student.classifier.state_dict().items():
+        assert name in ("mu", "tau") or torch.equal(value, weights[name]), name
+    z = start.classifier.encode(to_pixels(splits.train.images))
+    answers = halves(splits.train.images / 255).argmax(1)
+    of_answers = torch.stack([z[answers == label].mean(0) for label in (0, 1)])
+    nearest = torch.cdist(z, of_answers).argmin(1)  # μ̄ groups by the student's predictions
+    mu_bar = torch.stack([z[nearest == label].mean(0) for label in (0, 1)])
+    torch.testing.assert_close(student.mu_bar, mu_bar, rtol=1e-4, atol=1e-4)
+    assert student.checkpoint.training["init_from"] == "tiny"
+    stored = ecinn.load(tmp_path, "cpu")
+    assert torch.equal(stored.tau, student.tau)
+    assert stored.checkpoint.metrics["n"] == 20
+    on_data, on_path = queries_needed(still, splits)
+    assert on_path == 0
+    assert 160 < box.queries <= on_data  # the path of every validation image, and the report
+
+
+def test_settings_of_a_student_that_starts_from_another_model() -> None:
+    start = small_model(classes=2).checkpoint
+    own = replace(start.recipe, epochs=50, default_confidence=0.99, face_crop=CELEBA_CROP)
+    start = replace(start, recipe=own)
+    chosen = student_recipe(data(4, 0), CPU, init_from=start)
+    assert chosen.architecture == own.architecture
+    assert (chosen.augmentation, chosen.face_crop) == (own.augmentation, own.face_crop)
+    assert (chosen.epochs, chosen.finetuning) == (0, None)
+    assert chosen.default_confidence == CONFIDENCE
+    framed = student_recipe(data(4, 0), CPU, init_from=start, framing=Framing("pad"))
+    assert (framed.dataset, framed.face_crop) == ("own", None)
+    assert student_recipe(data(4, 0), CPU, init_from=start, recipe=recipe(7)).epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_from": "mnist"}, "cannot start from mnist: .* 1×28×28 .* 1×8×8"),
+        ({"init_from": "resnet"}, "no model 'resnet'"),
+        ({"init_from": small_model(), "recipe": recipe()}, "its architecture differs"),
+        ({"recipe": recipe(), "minutes": 2.0}, "minutes are for planning"),
+    ],
+)
+def test_models_that_no_student_can_start_from_are_one_line(options, message) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        ecinn.distill(halves, data(100, 5).images, device="cpu", verbose=False, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_temperature_is_fitted_on_paths() -> None:
+    """A classifier that is the student with another τ gives this τ back."""
+    student = small_model(classes=3)
+    images = random_images(200, 1, 3, 5).images
+    for tau in (0.01, 0.05):
+        twin = copy.deepcopy(student.checkpoint)
+        twin.classifier.tau.fill_(tau)
+        reader = Model(twin, "cpu")
+        box = BlackBox(lambda x, m=reader: m.predict(x), student.class_names)
+        box.preprocessing = replace(box.preprocessing, scale=1 / 256, mean=(-0.5 / 256,))
+        answers = box.predict(images)
+        box.queries = 0
+        fitted = fit_tau_on_paths(copy.deepcopy(student.checkpoint), box, images, answers, CPU)
+        assert float(fitted.classifier.tau) == pytest.approx(tau, rel=0.05)
+        assert box.queries == 200  # one point of each path

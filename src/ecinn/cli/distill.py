@@ -13,6 +13,7 @@ from ecinn.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Split, Splits
 
@@ -58,14 +59,25 @@ def distill(
     recipe: Annotated[
         str | None, typer.Option(help="Settings of the student; planned for the data by default.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option(help="Start from this model of similar pictures, and keep its layers."),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of the first stage; by default 0 with --init-from."),
+    ] = None,
     finetune_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs on the path; 0 skips it.")
+        int | None,
+        typer.Option(min=0, help="Epochs on the path; 0 skips it, as --init-from does."),
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=10, help="Use only the first images of every split.")
     ] = None,
+    report: Annotated[
+        int, typer.Option(min=1, help="Test images whose counterfactuals are in the report.")
+    ] = 300,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     celeba: CelebA = None,
     device: Device = "auto",
@@ -77,12 +89,18 @@ def distill(
     from ecinn.auditing.page import render_distillation
     from ecinn.blackbox.files import PREPROCESSING, open_classifier, read_options
     from ecinn.blackbox.preprocessing import Preprocessing
+    from ecinn.classifier.checkpoint import load_checkpoint
     from ecinn.cli.own import keep_run
     from ecinn.cli.progress import bars
     from ecinn.data.own import OwnData
     from ecinn.files import atomic_write
     from ecinn.flow.device import resolve_device
-    from ecinn.training.distillation import distill_classifier, queries_needed, student_recipe
+    from ecinn.training.distillation import (
+        CONTINUED,
+        distill_classifier,
+        queries_needed,
+        student_recipe,
+    )
 
     options = {} if settings is None else read_options(settings)
     given: dict[str, Any] = {
@@ -101,7 +119,10 @@ def distill(
     Preprocessing(**{name: options[name] for name in PREPROCESSING if name in options})
     if not classifier.is_file():
         raise InputError(f"there is no classifier {classifier}")
-    splits, stored = _load(data, out_dir, limit, celeba, resume=resume)
+    start = None if init_from is None else load_checkpoint(init_from)
+    if epochs == 0 and start is None:
+        raise InputError("--epochs 0 keeps the layers of another model: name it with --init-from")
+    splits, stored = _load(data, out_dir, limit, celeba, start, resume=resume)
     framing = splits.framing if isinstance(splits, OwnData) else None
     target = resolve_device(device)
     black_box = open_classifier(
@@ -111,18 +132,19 @@ def distill(
         chosen = stored or student_recipe(
             splits.train,
             target,
-            recipe=recipe or _recipe_of(data),
+            recipe=recipe or (_recipe_of(data) if start is None else None),
+            init_from=start,
             minutes=minutes,
             observe=observe,
             framing=framing,
         )
-        chosen = replace(chosen, epochs=epochs or chosen.epochs)
+        chosen = replace(chosen, epochs=chosen.epochs if epochs is None else epochs)
         if finetune_epochs is not None:
-            tuning = replace(chosen.finetuning, epochs=finetune_epochs)  # type: ignore[type-var]
+            tuning = replace(chosen.finetuning or CONTINUED, epochs=finetune_epochs)
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
         if isinstance(splits, OwnData) and stored is None:
             keep_run(out_dir, splits, chosen)
-        on_data, per_epoch = queries_needed(chosen, splits)
+        on_data, per_epoch = queries_needed(chosen, splits, report_images=report)
         path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
         err.print(
             f"{plain(black_box.name)} will be asked about {on_data + path:,} pictures"
@@ -134,14 +156,23 @@ def distill(
             chosen,
             out_dir,
             source=classifier,
+            init_from=start,
+            report_images=report,
             order_given="classes" in options,
             device=target,
             resume=resume,
             tell=lambda sentence: err.print(plain(sentence)),
             observe=observe,
         )
-    numbers = {"queries": queries, "recipe": recipe, "epochs": epochs, "minutes": minutes}
-    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit}
+    numbers: dict[str, Any] = {
+        "queries": queries,
+        "recipe": recipe,
+        "epochs": epochs,
+        "minutes": minutes,
+    }
+    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit, "report": report}
+    if init_from is not None:
+        numbers["init_from"] = "MODEL" if Path(init_from).exists() else init_from
     page = out_dir / "distillation.html"
     command = _command(black_box.name, data if framing is None else "SOURCE", options | numbers)
     atomic_write(page, render_distillation(result, command).encode())
@@ -158,16 +189,30 @@ def distill(
 
 
 def _load(
-    source: str, folder: Path, limit: int | None, celeba: Path | None, *, resume: bool
+    source: str,
+    folder: Path,
+    limit: int | None,
+    celeba: Path | None,
+    start: "Checkpoint | None",
+    *,
+    resume: bool,
 ) -> "tuple[Splits, Recipe | None]":
-    """Load all splits of a dataset, or of your own pictures with the recipe of a resumed run."""
+    """Load all splits of a dataset, or of your own pictures with the recipe of a resumed run.
+
+    Your own pictures get the size and channels of the model to start from, if there is one.
+    """
     from ecinn.cli.own import load_run
     from ecinn.cli.progress import load_images
     from ecinn.data.dataset import Splits
+    from ecinn.data.own import OwnDataOptions
 
     path = Path(source)
     if _recipe_of(source) is None and path.exists():
-        own, recipe = load_run(path, folder, resume=resume)
+        options = None
+        if start is not None and not resume:
+            a = start.recipe.architecture
+            options = OwnDataOptions(size=a.height, channels=a.channels)
+        own, recipe = load_run(path, folder, options, resume=resume)
         return own.first(limit), recipe
     names: tuple[Split, ...] = ("train", "validation", "test")
     return Splits(*(load_images(source, name, celeba) for name in names)).first(limit), None

@@ -80,9 +80,13 @@ class Architecture:
         return self.channels * self.height * self.width
 
     def same_layers(self, other: "Architecture") -> bool:
-        """Return whether a network's weights fit the other: only pixel maps may differ."""
-        scale, margin = other.pixel_scale, other.pixel_margin
-        return replace(self, pixel_scale=scale, pixel_margin=margin) == other
+        """Return whether a network's weights fit the other.
+
+        Pixel maps, initial class means and the number of classes may differ: no layer has weights
+        for them.
+        """
+        free = ("pixel_scale", "pixel_margin", "classes", "class_distance")
+        return replace(self, **{name: getattr(other, name) for name in free}) == other
 
     def __post_init__(self) -> None:
         """Raise an `InputError` if the network cannot be built."""

@@ -11,9 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecinn import equations
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox, Output
 from ecinn.blackbox.files import save_classifier
 from ecinn.blackbox.preprocessing import Preprocessing
+from ecinn.classifier.checkpoint import (
+    MODEL_FILE,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
@@ -22,6 +29,7 @@ from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import atomic_write, output_folder
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
+from ecinn.pixels import StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import (
     QUERIES_PER_IMAGE,
@@ -31,6 +39,8 @@ from ecinn.training.agreement import (
     measure_agreement,
 )
 from ecinn.training.answers import SPLITS, ask, digest, keep_answers, known_answers
+from ecinn.training.calibration import fit_tau
+from ecinn.training.evaluation import random_offsets, with_metrics
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
@@ -44,7 +54,18 @@ CONFIDENCE = 0.95
 """What explanations of a student request by default: within the tolerance of 0.05, the classifier
 must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
 the eight answers of a classifier that saw no pattern, the target wins now and then by chance."""
+CONTINUED = FineTuning(
+    epochs=1, faithfulness=4.0, distillation_weight=2.0, batch_size=32, learning_rate=6e-4
+)
+"""Training of a student that starts from another model, if epochs are requested: by default only
+its class means and temperature are fitted. Chosen on validation digits, with few images."""
+PATH_IMAGES = 500
+"""Held-out images on whose paths the temperature is fitted."""
+AROUND = 0.35
+"""Largest distance in α between such a point of a path and its tipping point."""
 REPORT_IMAGES = 300
+"""Held-out images on whose paths student and classifier are compared, and of the student's own
+metrics, which cost as much again."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,8 @@ def distill_classifier(
     folder: Path,
     *,
     source: Path | None = None,
+    init_from: Checkpoint | None = None,
+    report_images: int = REPORT_IMAGES,
     labelled: bool = True,
     order_given: bool = False,
     device: str | torch.device = "auto",
@@ -88,6 +111,8 @@ def distill_classifier(
 
     Args:
         source: the classifier's file, which is copied into the folder.
+        init_from: model whose layers initialise the student's.
+        report_images: held-out images on whose paths student and classifier are compared.
         labelled: the labels are true, so that the classifier's accuracy can be measured.
         order_given: the user has named the outputs: another order is mentioned, but not an error.
         tell: is told the classifier's accuracy and the plan, in sentences.
@@ -104,7 +129,7 @@ def distill_classifier(
             accuracy = classifier_accuracy(answers["validation"], labels)
             tell(_require_skill(accuracy, black_box, order_given=order_given))
         if planned is None:
-            recipe = affordable(recipe, black_box, data, answers)
+            recipe = affordable(recipe, black_box, data, answers, report_images)
         elif recipe.finetuning is not None:  # as planned before the interruption
             recipe = replace(recipe, finetuning=replace(recipe.finetuning, epochs=planned))
         planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
@@ -114,22 +139,31 @@ def distill_classifier(
         _require_all_classes(answers["train"], data.train.class_names)
         keep_answers(black_box, data, answers, planned, folder)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
+        test = test.first(report_images)
+        on_path = recipe.finetuning is not None
         identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
             _relabelled(data.train, answers["train"]),
             folder,
             held_out=_relabelled(data.validation, answers["validation"]),
-            test=test,
+            test=test if on_path else None,
             device=device,
             resume=resume,
+            init_from=init_from,
             teacher=BlackBoxTeacher(black_box, identity) if recipe.finetuning else None,
             answers=Answers(answers["train"], answers["validation"]),
             observe=observe,
         )
+        if not on_path:
+            checkpoint = fit_tau_on_paths(
+                checkpoint, black_box, data.validation.images, answers["validation"], device
+            )
+            checkpoint = with_metrics(checkpoint, test, device, observe)
+            save_checkpoint(checkpoint, folder / MODEL_FILE)
         student = Model(checkpoint, device)
         agreement = measure_agreement(
-            student, black_box, data.test.images, answers["test"], n=REPORT_IMAGES, observe=observe
+            student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
     finally:
         keep_answers(black_box, data, answers, planned, folder)
@@ -152,6 +186,7 @@ def distill(
     folder: str | Path | None = None,
     resume: bool = False,
     recipe: Recipe | str | None = None,
+    init_from: Model | str | Path | None = None,
     preprocessing: Preprocessing | None = None,
     output: Output | None = None,
     queries: int | None = None,
@@ -175,6 +210,10 @@ def distill(
             are as many, or numbers.
         folder: where the model and the report are written; by default nothing is kept.
         resume: continue an interrupted run in that folder.
+        recipe: the student's settings; planned for the images by default.
+        init_from: a model of similar pictures, to whose layers the student's are set: a shipped
+            name such as "mnist-finetuned", a path or a `Model`. Without a recipe, the settings
+            are those of this model, and only class means and temperature are fitted.
         queries: the largest number of pictures that the classifier may be asked about.
         random_state: as for `ecinn.fit`; splits the images into 80 % to learn on, 10 % and 10 %.
         observe: called with progress, instead of showing it.
@@ -217,14 +256,19 @@ def distill(
         for rows in (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
     ]
     target = resolve_device(device)
+    start = load_checkpoint(init_from) if isinstance(init_from, str | Path) else init_from
+    start = start.checkpoint if isinstance(start, Model) else start
     with tempfile.TemporaryDirectory() as temporary, shown(observe, verbose=verbose) as show:
-        chosen = student_recipe(parts[0], target, recipe=recipe, minutes=minutes, observe=show)
+        chosen = student_recipe(
+            parts[0], target, recipe=recipe, init_from=start, minutes=minutes, observe=show
+        )
         try:
             return distill_classifier(
                 black_box,
                 Splits(*parts),
                 replace(chosen, seed=seed),
                 Path(folder or temporary),
+                init_from=start,
                 labelled=known,
                 device=target,
                 resume=resume,
@@ -243,12 +287,15 @@ def student_recipe(
     device: torch.device,
     *,
     recipe: Recipe | str | None = None,
+    init_from: Checkpoint | None = None,
     minutes: float | None = None,
     framing: Framing | None = None,
     observe: Observer = ignore,
 ) -> Recipe:
     """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
 
+    A student that starts from another model has the settings of this model, and is not trained
+    further: it gets class means and a temperature of its own.
     What a recipe says about labels, attributes and other models is left out, and so is the default
     confidence of a shipped model.
 
@@ -257,6 +304,14 @@ def student_recipe(
     """
     if isinstance(recipe, str):
         recipe = replace(find_recipe(recipe), default_confidence=None)
+    kept = init_from is not None and recipe is None
+    if init_from is not None:
+        recipe = _continued(init_from, data, recipe)
+    if recipe is not None and minutes is not None:
+        raise InputError(
+            "minutes are for planning a student: with a recipe, a dataset's name or a model to "
+            "start from, give the epochs instead"
+        )
     if recipe is None:
         plan = plan_recipe(
             data, device, name="student", minutes=minutes, framing=framing, observe=observe
@@ -266,12 +321,13 @@ def student_recipe(
         recipe = replace(
             recipe, dataset=DATASET, framing=framing, mnist_framing=False, face_crop=None
         )
+    # Small batches, as in the first stage: of few images, large ones would make few steps.
+    small = replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size))
+    tuning = None if kept else recipe.finetuning or small
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
-        # Small batches, as in the first stage: of few images, large ones would make few steps.
-        finetuning=recipe.finetuning
-        or replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size)),
+        finetuning=tuning,
         label_smoothing=0.0,
         attribute_weight=0.0,
         distillation_weight=0.0,
@@ -280,23 +336,91 @@ def student_recipe(
     )
 
 
-def queries_needed(recipe: Recipe, data: Splits, known: Sequence[str] = ()) -> tuple[int, int]:
+def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recipe:
+    """Return the settings of a student that starts from another model, before any training."""
+    a = start.recipe.architecture
+    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != expected:
+        had, has = ("×".join(map(str, sides)) for sides in (expected, shape))
+        raise InputError(
+            f"cannot start from {start.recipe.name}: it reads pictures of {had} (channels, "
+            f"height, width), and these are {has}; choose another model, or leave it out"
+        )
+    if recipe is not None:
+        return recipe
+    return replace(
+        start.recipe,
+        architecture=replace(a, classes=len(data.class_names)),
+        epochs=0,
+        batch_size=CONTINUED.batch_size,
+        learning_rate=CONTINUED.learning_rate,
+        stored_bits=max(16, start.recipe.stored_bits),  # 8 bits would be calibrated twice
+        default_confidence=None,
+    )
+
+
+@torch.no_grad()
+def fit_tau_on_paths(
+    checkpoint: Checkpoint,
+    black_box: BlackBox,
+    images: StoredImages,
+    answers: Tensor,
+    device: torch.device,
+    *,
+    seed: int = 0,
+) -> Checkpoint:
+    """Fit τ to the answers on held-out images and on a stored point of the path of each.
+
+    On images, student and classifier are both sure. Requests lead to where they are not: without
+    the points there, a student that did not learn on the path is too sure of its counterfactuals.
+    """
+    model = Model(checkpoint, device)
+    few = min(PATH_IMAGES, len(images))
+    images, answers = images[:few].to(device), answers[:few].to(device)
+    p, classes = answers.argmax(1), answers.shape[1]
+    q = (p + random_offsets(few, classes, seed).to(device)) % classes
+    noise = torch.rand(few, generator=torch.Generator().manual_seed(seed)).to(device)
+    latents, given = [], []
+    for rows in torch.arange(few, device=device).split(100):
+        z, _ = model.encode_with_log_det(to_pixels(images[rows]))
+        mu_p, mu_q = model.mu[p[rows]], model.mu[q[rows]]
+        alpha = equations.tipping_point_alpha(z, mu_q - mu_p, mu_p, mu_q)
+        alpha = (alpha + AROUND * (2 * noise[rows] - 1)).clamp(0.0, 1.2)
+        made = to_uint8(model.decode(equations.corrected_latent(z, alpha, mu_q - mu_p)))
+        latents += [z, model.encode_with_log_det(to_pixels(made))[0]]
+        given += [answers[rows], black_box.predict(made).to(device)]
+    targets = torch.cat(given)
+    checkpoint.classifier.tau.fill_(fit_tau(latents, targets.argmax(1), model.mu, targets))
+    checkpoint.classifier.cpu()  # the model moved it to the device
+    return checkpoint
+
+
+def queries_needed(
+    recipe: Recipe,
+    data: Splits,
+    known: Sequence[str] = (),
+    report_images: int = REPORT_IMAGES,
+) -> tuple[int, int]:
     """Return the queries for the data and the report, and those of an epoch on the path."""
     on_data = sum(len(getattr(data, name)) for name in SPLITS if name not in known)
-    on_data += QUERIES_PER_IMAGE * min(REPORT_IMAGES, len(data.test)) + 1
+    on_data += QUERIES_PER_IMAGE * min(report_images, len(data.test)) + 1
     if recipe.finetuning is None:
-        return on_data, 0
+        return on_data + min(PATH_IMAGES, len(data.validation)), 0
     batch = min(recipe.finetuning.batch_size, len(data.train))
     return on_data, len(data.train) // batch * (batch - batch // 2)
 
 
 def affordable(
-    recipe: Recipe, black_box: BlackBox, data: Splits, known: Sequence[str] | dict[str, Any] = ()
+    recipe: Recipe,
+    black_box: BlackBox,
+    data: Splits,
+    known: Sequence[str] | dict[str, Any] = (),
+    report_images: int = REPORT_IMAGES,
 ) -> Recipe:
     """Shorten fine-tuning until its queries fit into the budget."""
     if recipe.finetuning is None or black_box.budget is None:
         return recipe
-    on_data, per_epoch = queries_needed(recipe, data, list(known))
+    on_data, per_epoch = queries_needed(recipe, data, list(known), report_images)
     epochs = int((black_box.left - on_data) // per_epoch)
     if epochs < 1:
         raise InputError(
