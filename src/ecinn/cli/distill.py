@@ -204,7 +204,7 @@ def _load(
     from ecinn.cli.own import load_run
     from ecinn.cli.progress import load_images
     from ecinn.data.dataset import Splits
-    from ecinn.data.own import OwnDataOptions
+    from ecinn.data.own_record import OwnDataOptions
 
     path = Path(source)
     if _recipe_of(source) is None and path.exists():
