@@ -238,17 +238,25 @@ def thin(ink: Bool[Tensor, "batch height width"]) -> Bool[Tensor, "batch height 
     changing = torch.arange(len(ink))
     while len(changing):
         before = some = ink[changing]
-        for first in (True, False):
+        for removable in _removable():
             padded = F.pad(some.to(torch.uint8), (1, 1, 1, 1))
-            near = torch.stack([padded[:, y : y + height, x : x + width] for y, x in around])
-            up, right, down, left = near[::2]
-            count = near.sum(0)
-            pieces = ((near == 0) & (near.roll(-1, 0) == 1)).sum(0)
-            if first:
-                edge = (up * right * down == 0) & (right * down * left == 0)
-            else:
-                edge = (up * right * left == 0) & (up * down * left == 0)
-            some = some & ~((count >= 2) & (count <= 6) & (pieces == 1) & edge)
+            code = torch.zeros_like(some, dtype=torch.uint8)
+            for bit, (y, x) in enumerate(around):
+                code |= padded[:, y : y + height, x : x + width] << bit
+            some = some & ~removable[code.int()]
         ink[changing] = some
         changing = changing[(some != before).flatten(1).any(1)]
     return ink
+
+
+def _removable() -> tuple[Bool[Tensor, "256"], Bool[Tensor, "256"]]:
+    """Return for all neighbours of a point, as bits, if either half of a round removes it."""
+    near = torch.arange(256) >> torch.arange(8)[:, None] & 1
+    up, right, down, left = near[::2]
+    count = near.sum(0)
+    pieces = ((near == 0) & (near.roll(-1, 0) == 1)).sum(0)
+    thick = (count >= 2) & (count <= 6) & (pieces == 1)
+    return (
+        thick & (up * right * down == 0) & (right * down * left == 0),
+        thick & (up * right * left == 0) & (up * down * left == 0),
+    )
