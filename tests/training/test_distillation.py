@@ -28,18 +28,12 @@ from ecinn.training import fitting
 from ecinn.training.agreement import Agreement, classifier_accuracy, measure_agreement
 from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
-from ecinn.training.distillation import (
-    CONFIDENCE,
-    REPORT_FILE,
-    distill_classifier,
-    fit_tau_on_paths,
-    queries_needed,
-    student_recipe,
-)
+from ecinn.training.distillation import REPORT_FILE, distill_classifier, fit_tau_on_paths
 from ecinn.training.finetuning import BlackBoxTeacher, FineTuningStep, second_stage
 from ecinn.training.fitting import stored_images
 from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
+from ecinn.training.student import CONFIDENCE, queries_needed, student_recipe
 from helpers.builders import random_images, small_model, with_default
 
 NAMES = ("left", "right")
@@ -232,6 +226,17 @@ def test_a_budget_shortens_the_path_or_is_refused(tmp_path: Path) -> None:
     )
     assert result.model.recipe.finetuning.epochs == 2
     assert result.queries <= box.budget
+
+
+def test_a_budget_without_a_path_is_refused_after_the_first_split(tmp_path: Path) -> None:
+    splits = Splits(data(160, 2), data(20, 3), data(20, 4))
+    settings = replace(recipe(), finetuning=None)
+    needed, per_epoch = queries_needed(settings, splits)
+    assert per_epoch == 0
+    box = BlackBox(halves, NAMES, budget=needed - 1)
+    with pytest.raises(InputError, match=rf"report need \d+; allow {needed}, or use fewer"):
+        distill_classifier(box, splits, settings, tmp_path, device="cpu")
+    assert box.queries == len(splits.validation)
 
 
 def test_an_interrupted_run_resumes_with_its_plan_and_asks_nothing_twice(tmp_path: Path) -> None:

@@ -95,12 +95,8 @@ def distill(
     from ecinn.data.own import OwnData
     from ecinn.files import atomic_write
     from ecinn.flow.device import resolve_device
-    from ecinn.training.distillation import (
-        CONTINUED,
-        distill_classifier,
-        queries_needed,
-        student_recipe,
-    )
+    from ecinn.training.distillation import distill_classifier
+    from ecinn.training.student import CONTINUED, queries_needed, student_recipe
 
     options = {} if settings is None else read_options(settings)
     given: dict[str, Any] = {

@@ -24,8 +24,9 @@ from ecinn.model import Model
 from ecinn.pixels import Labels
 from ecinn.progress import Observer, ignore
 from ecinn.training.augmented import TeacherSettings, train_cnn
-from ecinn.training.distillation import Distilled, distill_classifier, student_recipe
+from ecinn.training.distillation import Distilled, distill_classifier
 from ecinn.training.networks import ConvolutionalNetwork
+from ecinn.training.student import student_recipe
 
 SIDE = 14
 """Digits are halved to 14×14 pixels, so that the study takes minutes."""

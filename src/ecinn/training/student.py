@@ -1,0 +1,153 @@
+"""A student's settings, and the queries that they cost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ecinn.blackbox.classifier import BlackBox
+from ecinn.classifier.checkpoint import Checkpoint
+from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
+from ecinn.data.dataset import Dataset, Splits
+from ecinn.data.framing import Framing
+from ecinn.data.own import DATASET
+from ecinn.errors import InputError
+from ecinn.progress import Observer, ignore
+from ecinn.training.agreement import QUERIES_PER_IMAGE
+from ecinn.training.answers import SPLITS
+from ecinn.training.plan import plan_recipe
+
+ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
+"""Fine-tuning of a student whose recipe has none; the numbers are those of digits."""
+CONFIDENCE = 0.95
+"""What explanations of a student request by default: within the tolerance of 0.05, the classifier
+must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
+the eight answers of a classifier that saw no pattern, the target wins now and then by chance."""
+CONTINUED = FineTuning(
+    epochs=1, faithfulness=4.0, distillation_weight=2.0, batch_size=32, learning_rate=6e-4
+)
+"""Training of a student that starts from another model, if epochs are requested: by default only
+its class means and temperature are fitted. Chosen on validation digits, with few images."""
+PATH_IMAGES = 500
+"""Held-out images on whose paths the temperature is fitted."""
+REPORT_IMAGES = 300
+"""Held-out images on whose paths student and classifier are compared, and of the student's own
+metrics, which cost as much again."""
+
+
+def student_recipe(
+    data: Dataset,
+    device: torch.device,
+    *,
+    recipe: Recipe | str | None = None,
+    init_from: Checkpoint | None = None,
+    minutes: float | None = None,
+    framing: Framing | None = None,
+    observe: Observer = ignore,
+) -> Recipe:
+    """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
+
+    A student that starts from another model has the settings of this model, and is not trained
+    further: it gets class means and a temperature of its own.
+    What a recipe says about labels, attributes and other models is left out, and so is the default
+    confidence of a shipped model.
+
+    Args:
+        framing: of pictures of your own, whatever the recipe.
+    """
+    if isinstance(recipe, str):
+        recipe = replace(find_recipe(recipe), default_confidence=None)
+    kept = init_from is not None and recipe is None
+    if init_from is not None:
+        recipe = _continued(init_from, data, recipe)
+    if recipe is not None and minutes is not None:
+        raise InputError(
+            "minutes are for planning a student: with a recipe, a dataset's name or a model to "
+            "start from, give the epochs instead"
+        )
+    if recipe is None:
+        plan = plan_recipe(
+            data, device, name="student", minutes=minutes, framing=framing, observe=observe
+        )
+        recipe = plan.recipe
+    elif framing is not None:
+        recipe = replace(
+            recipe, dataset=DATASET, framing=framing, mnist_framing=False, face_crop=None
+        )
+    # Small batches, as in the first stage: of few images, large ones would make few steps.
+    small = replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size))
+    tuning = None if kept else recipe.finetuning or small
+    return replace(
+        recipe,
+        name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
+        finetuning=tuning,
+        label_smoothing=0.0,
+        attribute_weight=0.0,
+        distillation_weight=0.0,
+        init_from=None,
+        default_confidence=recipe.default_confidence or CONFIDENCE,
+    )
+
+
+def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recipe:
+    """Return the settings of a student that starts from another model, before any training."""
+    a = start.recipe.architecture
+    shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
+    if shape != expected:
+        had, has = ("×".join(map(str, sides)) for sides in (expected, shape))
+        raise InputError(
+            f"cannot start from {start.recipe.name}: it reads pictures of {had} (channels, "
+            f"height, width), and these are {has}; choose another model, or leave it out"
+        )
+    if recipe is not None:
+        return recipe
+    return replace(
+        start.recipe,
+        architecture=replace(a, classes=len(data.class_names)),
+        epochs=0,
+        batch_size=CONTINUED.batch_size,
+        learning_rate=CONTINUED.learning_rate,
+        stored_bits=max(16, start.recipe.stored_bits),  # 8 bits would be calibrated twice
+        default_confidence=None,
+    )
+
+
+def queries_needed(
+    recipe: Recipe,
+    data: Splits,
+    known: Sequence[str] = (),
+    report_images: int = REPORT_IMAGES,
+) -> tuple[int, int]:
+    """Return the queries for the data and the report, and those of an epoch on the path."""
+    on_data = sum(len(getattr(data, name)) for name in SPLITS if name not in known)
+    on_data += QUERIES_PER_IMAGE * min(report_images, len(data.test)) + 1
+    if recipe.finetuning is None:
+        return on_data + min(PATH_IMAGES, len(data.validation)), 0
+    batch = min(recipe.finetuning.batch_size, len(data.train))
+    return on_data, len(data.train) // batch * (batch - batch // 2)
+
+
+def affordable(
+    recipe: Recipe,
+    black_box: BlackBox,
+    data: Splits,
+    known: Sequence[str] | dict[str, Any] = (),
+    report_images: int = REPORT_IMAGES,
+) -> Recipe:
+    """Shorten fine-tuning until its queries fit into the budget."""
+    if black_box.budget is None:
+        return recipe
+    on_data, per_epoch = queries_needed(recipe, data, list(known), report_images)
+    if black_box.left < on_data + per_epoch:
+        path = f", an epoch on the path {per_epoch:,}" if per_epoch else ""
+        raise InputError(
+            f"{black_box.budget:,} queries are too few: the images and the report need "
+            f"{on_data:,}{path}; allow {black_box.queries + on_data + per_epoch:,}, "
+            "or use fewer images"
+        )
+    if recipe.finetuning is None:
+        return recipe
+    epochs = int((black_box.left - on_data) // per_epoch)
+    shorter = replace(recipe.finetuning, epochs=min(epochs, recipe.finetuning.epochs))
+    return replace(recipe, finetuning=shorter)
