@@ -261,17 +261,25 @@ def test_only_claims_whose_models_are_at_hand_are_measured(
     assert possible == judged
 
 
-def realism(target: str, images: str, *shares: float) -> Realism:
-    precision = dict(zip(("residual", "separable"), map(near, shares), strict=True))
-    distances = {"residual": near(1.5), "separable": near(2.5)}
-    return Realism(target, images, 7, distances, precision)
+def realism(target: str, images: str, *measured: float) -> Realism:
+    """Shares inside the manifold, then Fréchet distances, of both judges."""
+    shares, distances = (
+        dict(zip(("residual", "separable"), map(near, part), strict=True))
+        for part in (measured[:2], measured[2:])
+    )
+    return Realism(target, images, 7, distances, shares)
 
 
 @pytest.mark.parametrize(
     ("made", "verdict"),
-    [((0.5, 0.4), "supported"), ((0.5, 0.79), "partly"), ((0.8, 0.9), "refuted")],
+    [
+        ((0.5, 0.4, 1.6, 2.6), "supported"),
+        ((0.5, 0.79, 1.5, 2.5), "partly"),
+        ((0.8, 0.9, 1.4, 2.9), "partly"),
+        ((0.8, 0.9, 1.4, 2.51), "refuted"),
+    ],
 )
-def test_faces_outside_the_manifold_are_unrealistic(
+def test_faces_outside_the_manifold_or_far_away_are_unrealistic(
     context, models, monkeypatch, made, verdict
 ) -> None:
     asked = []
@@ -279,12 +287,14 @@ def test_faces_outside_the_manifold_are_unrealistic(
     def measured(judges, data, p, counterfactuals, reference, generator) -> tuple[Realism, ...]:
         asked.append((judges, data, p, counterfactuals, reference))
         return tuple(
-            realism(target, images, *shares)
+            realism(target, images, *values)
             for target in data.class_names
-            for images, shares in (
-                ("counterfactuals", made), ("real faces", (0.8, 0.8)), ("unchanged", (0.1, 0.1)),
+            for images, values in (
+                ("counterfactuals", made),
+                ("real faces", (0.8, 0.8, 1.5, 2.5)),
+                ("unchanged", (0.1, 0.1, 9.0, 9.0)),
             )
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(faces, "measure_realism", measured)
     given, model = random_face_judges(), models[faces.SMILE]
@@ -292,8 +302,11 @@ def test_faces_outside_the_manifold_are_unrealistic(
     reference = random_images(9, 3, 2, 3)
     claim = judgement(faces.unrealistic(smile, given, reference, 0))
     assert claim.verdict == verdict
-    fewer = 2 * sum(share < 0.76 for share in made)  # intervals are as wide as ± 0.02
+    # Intervals are as wide as ± 0.02; there are two targets.
+    fewer = 2 * sum(share < 0.76 for share in made[:2])
+    farther = 2 * sum(each > real + 0.04 for each, real in zip(made[2:], (1.5, 2.5), strict=True))
     assert f"In {fewer} of 4 comparisons" in claim.measured
+    assert f"in {farther} of 4 their Fréchet distance" in " ".join(claim.measured.split())
     ((judges, data, p, counterfactuals, others),) = asked
     assert (judges, others) == (given, reference)
     assert torch.equal(data.images, smile.images)

@@ -224,24 +224,26 @@ def face_judges(bench: Bench) -> FaceJudges | None:
 
 
 def unrealistic(smile: Audit, judges: FaceJudges, reference: Dataset, seed: int) -> Measurement:
-    """Compare the share of counterfactuals inside the manifold of real faces with real faces."""
+    """Compare counterfactuals with real faces: shares inside the manifold, Fréchet distances."""
     data = Dataset(smile.images, smile.labels, smile.class_names)
     generator, made = torch.Generator().manual_seed(seed), "counterfactuals"
     changed = {made: smile.flips.counterfactuals}
     found = measure_realism(judges, data, smile.flips.p, changed, reference, generator)
     sets = {(result.target, result.images): result for result in found}
-    votes, rows = [], []
+    outside, farther, rows = [], [], []
     for (target, images), result in sets.items():
-        distances, shares = [d.mean for d in result.frechet.values()], result.precision
-        rows.append([target, images, result.n, *distances, *shares.values()])
+        distances, shares = result.frechet, result.precision
+        means = [distance.mean for distance in distances.values()]
+        rows.append([target, images, result.n, *means, *shares.values()])
         if images == made:
-            real = sets[target, REAL].precision
-            votes += [share.high < real[judge].low for judge, share in shares.items()]
+            real = sets[target, REAL]
+            outside += [share.high < real.precision[judge].low for judge, share in shares.items()]
+            farther += [each.low > real.frechet[judge].high for judge, each in distances.items()]
     return Measurement(
         "faces-realistic",
         {"sets": found},
-        [votes],
-        {"fewer": sum(votes), "compared": len(votes)},
+        [outside + farther],
+        {"outside": sum(outside), "farther": sum(farther), "compared": len(outside)},
         rows=rows,
     )
 
