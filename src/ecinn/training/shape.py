@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ecinn.classifier.out_of_distribution import SHAPE_BITS, SHAPE_RATE, Shape
 from ecinn.classifier.quantisation import pack, unpack
@@ -26,7 +27,8 @@ def fit_shape(
     """Train a perceptron with one hidden layer; its limit comes from held-out digits."""
     z = torch.cat([digits, others])
     label = torch.cat([torch.zeros(len(digits)), torch.ones(len(others))])
-    first, last = nn.Linear(z.shape[1], HIDDEN), nn.Linear(HIDDEN, 1)
+    # Layers that leave the global generator alone.
+    first, last = skip_init(nn.Linear, z.shape[1], HIDDEN), skip_init(nn.Linear, HIDDEN, 1)
     for layer in (first, last):
         bound = layer.in_features**-0.5
         for weights in layer.parameters():
