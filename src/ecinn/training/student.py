@@ -21,7 +21,7 @@ from ecinn.training.plan import plan_recipe
 ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
 """Fine-tuning of a student whose recipe has none; the numbers are those of digits."""
 CONFIDENCE = 0.95
-"""What explanations of a student request by default: within the tolerance of 0.05, the classifier
+"""Default request of a student's explanations: within the tolerance of 0.05, the classifier
 must give the target at least 90 %. To be the most probable class, as α₁ asks, is not enough: among
 the eight answers of a classifier that saw no pattern, the target wins now and then by chance."""
 CONTINUED = FineTuning(
