@@ -276,7 +276,7 @@ def face_grid(explanation: Explanation, title: str) -> Grid:
         title=title,
         names=(
             ("input", "and its posterior"),
-            ("tipping point", "both equally likely"),
+            ("tipping point", "a tie before rounding"),
             (
                 "convincing",
                 f"{drawn_request(explanation.requested, break_line=True)}\nposterior as stored",
