@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ecinn.classifier.generative import PART_SIZE, GenerativeClassifier
+from ecinn.classifier import generative
+from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.flow.network import Architecture, Stage
 from helpers.builders import randomise
 
@@ -70,7 +71,9 @@ def test_large_batches_pass_in_parts_with_the_same_result(small_classifier, unif
     z, log_det = small_classifier.encode_with_log_det(x)
     seen: list[int] = []
     small_classifier.inn.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    monkeypatch.setitem(PART_SIZE, "cpu", 2)
+    # The first coupling's maps are the largest: 4×4 pixels.
+    two_images = 2 * 16 * small_classifier.architecture.stages[0].width
+    monkeypatch.setattr(generative, "CPU_FLOATS", two_images + 1)
     z_parts, log_det_parts = small_classifier.encode_with_log_det(x)
     assert seen == [2, 2, 1]
     torch.testing.assert_close(z_parts, z)
