@@ -192,10 +192,14 @@ def run_method(
 
 
 def growth(model: Counted) -> dict[str, list[Row]]:
-    """CPU milliseconds against batch, number of targets, resolution and depth."""
+    """CPU milliseconds against batch, also of faces, number of targets, resolution and depth."""
     images, base = to_pixels(load_mnist("test").images[:64]), MNIST.architecture
     p = model.predict(images).argmax(1)
     others = (p[:, None] + torch.arange(1, 10)) % 10
+    face_model = ecinn.load("celeba-smile", "cpu")
+    faces = to_pixels(face_model.sample([0] * 16, temperature=0.7))  # real ones cannot be shipped
+    other = 1 - face_model.predict(faces).argmax(1, keepdim=True)
+    two_passes = ["ecinn", "Model.explain"]
 
     def deeper(couplings: int) -> ecinn.Architecture:
         return replace(base, stages=tuple(replace(s, couplings=couplings) for s in base.stages))
@@ -203,6 +207,10 @@ def growth(model: Counted) -> dict[str, list[Row]]:
     grown = {
         "batch": [
             {"batch": n, **milliseconds(model, images[:n], others[:n, :1])} for n in (1, 8, 64)
+        ],
+        "faces": [
+            {"batch": n, **milliseconds(face_model, faces[:n], other[:n], two_passes)}
+            for n in (1, 4, 16)
         ],
         "targets": [
             {"targets": n, **milliseconds(model, images[:1], others[:1, :n])} for n in range(1, 10)
