@@ -18,6 +18,7 @@ from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST, RECIPES
 from ecinn.data.dataset import Dataset
 from ecinn.drawing.table import Table
+from ecinn.drawing.words import show
 from ecinn.errors import InputError
 from ecinn.flow.network import Stage
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
@@ -38,7 +39,6 @@ from ecinn.studies.paper.claim import (
 )
 from ecinn.studies.paper.columns import NO_FACES, Column
 from ecinn.studies.paper.measuring import Bench, Sizes
-from ecinn.studies.paper.words import show
 from helpers.builders import random_images, randomise, small_model
 
 PAPER, PLAIN, TUNED = (column["title"] for column in document()["column"])

@@ -1,17 +1,17 @@
 """Tables of the authors' benchmark: the control, all rows, and ours over asked confidences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from ecinn.drawing.table import NONE, Table, number, percent, percent_interval, plus_minus
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE, show
 from ecinn.studies.benchmark.authors import AS_NEAR, NEAREST, OURS, AuthorsResult
-from ecinn.studies.benchmark.authors_files import DATASETS, Score
-from ecinn.studies.benchmark.authors_scores import Comparison, Difference, Row
-from ecinn.studies.benchmark.quality import CUES, ORACLES, verdict_cells
-from ecinn.studies.benchmark.record import note
+from ecinn.studies.benchmark.authors_files import DATASETS
+from ecinn.studies.benchmark.authors_scores import Comparison
+from ecinn.studies.benchmark.quality import CUES, about_judges
+from ecinn.studies.benchmark.record import table
 
 
 def control_line(result: AuthorsResult) -> str:
@@ -33,87 +33,47 @@ def _digits(digits: float) -> str:
 
 def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out the control, all rows, paired differences, and ours over asked confidences."""
-    name = {"mnist": "MNIST", "fake_mnist": "FakeMNIST"}[result.name]
-    planted = DATASETS[result.name] in CUES
-    valid = result.reproduced is not False
-    ours = replace(
-        result.ours, method=OURS if valid else "ours (does not count: the control failed)"
+    ours = (
+        OURS if result.reproduced is not False else f"{OURS} (does not count: the control failed)"
     )
-    means = "; ".join(_means(result, metric) for metric in ("FID", "Oracle"))
-    predictions = {
-        name: getattr(result, name) for name in ("other_prediction", "target_is_prediction")
+    rows = (*result.theirs, replace(result.ours, method=ours), *result.references)
+    values = {
+        **vars(result),
+        **about_judges(record, planted=DATASETS[result.name] in CUES),
+        "name": {"mnist": "MNIST", "fake_mnist": "FakeMNIST"}[result.name],
+        "control": control_line(result),
+        "means": "; ".join(_means(result, metric) for metric in ("FID", "Oracle")),
+        "nearest": NEAREST,
+        "near": AS_NEAR,
     }
-    rows = (*result.theirs, ours, *result.references)
     tables = [
-        Table.of(
-            f"{name}: published and scored again ({result.n} images)",
-            [_control_cells(figure) for figure in result.control],
-            [f"**{control_line(result)}**", note("authors", "published", means=means)],
+        table(
+            "authors", "control", [_control_cells(figure) for figure in result.control], **values
         ),
-        Table.of(
-            f"{name}: who is convinced ({result.n} images)",
-            [
-                {
-                    "method": row.method,
-                    "TCV %": percent_interval(row.class_changed, 2),
-                    **_convinced(row, record, planted=planted),
-                    "failed": str(row.failed),
-                    "black": str(row.black),
-                }
-                for row in rows
-            ],
-            [note("authors", "rows", **predictions)],
-        ),
-        Table.of(
-            f"{name}: distance and realism",
-            [{"method": row.method, **_distance(row)} for row in rows],
-            [
-                note("authors", "distance"),
-                *([] if planted else [note("authors", "real", nearest=NEAREST, near=AS_NEAR)]),
-            ],
-        ),
-        Table.of(
-            f"{name}: ours minus another, image by image",
-            _difference_rows(result.differences, planted=planted),
-            [note("authors", "differences")],
-        ),
+        table("authors", "convinced", rows, **values),
+        table("authors", "distance", rows, **values),
+        table("authors", "differences", result.differences, **values).transposed(),
     ]
     if result.curve:
-        title = f"{name}: ours over the asked confidence (the first {result.curve[0].n} images)"
-        convinced = [
-            {
-                "asked p(q) %": percent(point.asked, 0),
-                "reachable %": percent_interval(point.reachable),
-                "obtained, stored %": plus_minus(point.obtained, 2, 100.0),
-                **_convinced(point.row, record, planted=planted, digits=1),
-            }
-            for point in result.curve
-        ]
-        distances = [
-            {"asked p(q) %": percent(point.asked, 0), **_distance(point.row)}
-            for point in result.curve
-        ]
         tables += [
-            Table.of(title, convinced, [note("authors", "curve")]),
-            Table.of(f"{name}: distance and realism over the asked confidence", distances),
+            table("authors", n, result.curve, **values) for n in ("curve", "curve_distance")
         ]
     return tuple(tables)
 
 
 def _control_cells(figure: Comparison) -> dict[str, str]:
-    heading, factor, digits = {
-        "TargetClassValidity": ("TCV %", 100.0, 2),
-        "ElasticNet": ("EN", 1.0, 4),
-        "IM1": ("IM1", 1.0, 5),
-        "IM2": ("IM2 ×100", 100.0, 5),
+    heading, form = {
+        "TargetClassValidity": ("TCV %", ".2p"),
+        "ElasticNet": ("EN", ".4"),
+        "IM1": ("IM1", ".5"),
+        "IM2": ("IM2 ×100", ".5p"),
     }[figure.metric]
-    return {
-        "figure": heading,
-        "method": figure.method,
-        "published": _score(figure.published, digits, factor),
-        "here": _score(figure.here, digits, factor),
-        "agree to": _digits(figure.digits),
-    }
+    published, here = (
+        f"{show(score.mean, form)} ± {show(score.half_width, form)}"
+        for score in (figure.published, figure.here)
+    )
+    cells = {"figure": heading, "method": figure.method, "published": published, "here": here}
+    return cells | {"agree to": _digits(figure.digits)}
 
 
 def _means(result: AuthorsResult, metric: str) -> str:
@@ -121,51 +81,3 @@ def _means(result: AuthorsResult, metric: str) -> str:
     figures = result.published.get(metric, {}).items()
     values = ", ".join(f"{method} {factor * mean:.2f}" for method, mean in figures)
     return f"{metric}{unit} {values or NONE}"
-
-
-def _score(score: Score, digits: int, factor: float) -> str:
-    mean, half_width = (number(v, digits, factor) for v in (score.mean, score.half_width))
-    return f"{mean} ± {half_width}"
-
-
-def _convinced(
-    row: Row, record: Mapping[str, Any], *, planted: bool, digits: int = 2
-) -> dict[str, str]:
-    return {
-        "reached q %": percent_interval(row.reached, digits),
-        **verdict_cells(row.verdict, record, planted=planted, digits=digits),
-    }
-
-
-def _distance(row: Row) -> dict[str, str]:
-    return {
-        "EN": plus_minus(row.elastic_net),
-        "IM1": plus_minus(row.im1, 3),
-        "IM2 ×100": plus_minus(row.im2, 3, 100.0),
-        "Fréchet": plus_minus(getattr(row.verdict, "frechet", None)),
-    }
-
-
-def _difference_rows(differences: Sequence[Difference], *, planted: bool) -> list[dict[str, str]]:
-    """Lay out a row per measure, with a column per other method."""
-    points = partial(percent_interval, digits=2, sign="+")
-    kept = "digit kept, " if planted else ""
-    measures = {
-        "reached q, points": ("reached", points),
-        "cue says q, points": ("truth", points),
-        "change inside the cue, points": ("inside", partial(plus_minus, factor=100.0, sign="+")),
-        **{f"{kept}{family} oracle, points": (family, points) for family in ORACLES},
-        "EN": ("elastic_net", partial(plus_minus, sign="+")),
-        "IM1": ("im1", partial(plus_minus, digits=3, sign="+")),
-        "IM2 ×100": ("im2", partial(plus_minus, digits=3, factor=100.0, sign="+")),
-    }
-    rows = [
-        {
-            "ours minus": heading,
-            **{each.other: form(each.values.get(name)) for each in differences},
-        }
-        for heading, (name, form) in measures.items()
-        if planted or name not in ("truth", "inside")
-    ]
-    counts = {each.other: str(each.n) for each in differences}
-    return [*rows, {"ours minus": "pairs without failed and black", **counts}]

@@ -4,47 +4,21 @@ import importlib
 import io
 from collections.abc import Sequence
 
-from ecinn.drawing.table import Table, number_interval, percent_interval
+from ecinn.drawing.table import Table
 from ecinn.studies.benchmark.controls import EVIDENCE, NOT_EXPLAINED, Controls, Shortcut
-from ecinn.studies.benchmark.record import note
+from ecinn.studies.benchmark.record import table
 
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
     words = {True: "yes", False: "no"}
+    shortcuts = [
+        {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
+        for each in result.shortcuts
+    ]
     return (
-        Table.of(
-            "A planted shortcut",
-            [
-                {
-                    "dose": f"{100 * each.dose:.0f} %",
-                    "cue changes the answer %": percent_interval(each.cue_changes),
-                    "digit changes the answer %": percent_interval(each.digit_changes),
-                    "student agrees %": percent_interval(each.agreement),
-                    "change at the cue": number_interval(each.density, 1),
-                    "its rank": f"{each.rank} of {each.cells}",
-                    "first": words[each.rank == 1],
-                    "as it should": words[each.holds],
-                }
-                for each in result.shortcuts
-            ],
-            [note("controls", "shortcut", evidence=f"{100 * EVIDENCE:.0f}")],
-        ),
-        Table.of(
-            "Labels without a reason",
-            [
-                {
-                    "labels": each.labels,
-                    "learned %": percent_interval(each.learned),
-                    "held-out accuracy %": percent_interval(each.accuracy),
-                    "student agrees %": percent_interval(each.agreement),
-                    "flipped, corrected %": percent_interval(each.flipped),
-                    "not explained %": percent_interval(each.not_explained),
-                }
-                for each in result.reasons
-            ],
-            [note("controls", "reasons", limit=f"{100 * NOT_EXPLAINED:.0f}")],
-        ),
+        table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
+        table("controls", "reasons", result.reasons, limit=NOT_EXPLAINED),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, Heatmaps
 from ecinn.data.dataset import Dataset
+from ecinn.drawing.words import show
 from ecinn.metrics.heatmaps import blurred, importance, noise_like
 from ecinn.metrics.statistics import (
     Interval,
@@ -38,7 +39,6 @@ from ecinn.studies.paper.measuring import (
     ExplainedImages,
     Sample,
 )
-from ecinn.studies.paper.words import show
 from ecinn.training.evaluation import random_offsets
 from ecinn.training.networks import ConvolutionalNetwork, one_cycle, seeded, train_network
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.data.dataset import Dataset
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
+from ecinn.drawing.words import show
 from ecinn.errors import InputError
 from ecinn.metrics import counterfactuals, heatmaps
 from ecinn.metrics.statistics import Interval, proportion
@@ -23,7 +24,6 @@ from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.measuring import Bench, Sample, means, ratio_of_sums
-from ecinn.studies.paper.words import show
 
 AVERAGED = (1, 10, 100)
 """Latents of each class that Δ is taken between; the means over all training images come last."""
