@@ -231,14 +231,9 @@ def controls_benchmark(
         raise InputError(f"--doses are numbers from 50 to 100, such as 50,75,100, not {doses!r}")
     stem = output_folder(out_dir) / "controls"
     with bars() as observe:
-        result, students = controls.run_controls(
-            load_mnist("train"),
-            doses=shares,
-            size=controls.Size(images=n, epochs=epochs),
-            seed=seed,
-            device=resolve_device(device),
-            observe=observe,
-        )
+        size = controls.Size(images=n, epochs=epochs)
+        study = controls.Study(size, seed, resolve_device(device), observe)
+        result, students = controls.run_controls(load_mnist("train"), study, shares)
     records = [provenance(line, student) for student in students]
     values = {"records": records, "holds": result.holds, **vars(result)}
     picture = stem.with_name("controls.png")
