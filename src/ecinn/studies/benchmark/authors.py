@@ -24,7 +24,6 @@ from ecinn.studies.benchmark.authors_scores import (
     Comparison,
     Difference,
     Row,
-    Scored,
     Scorer,
     compare,
     subtract,
@@ -97,17 +96,13 @@ def our_counterfactuals(
 ) -> StoredCounterfactuals:
     """Compute 8-bit counterfactuals at α₁ for ECINN's targets; failed where q is predicted."""
     originals, q = benchmark.originals.images, benchmark.counterfactuals["GEN"].q
-    images, p = torch.zeros_like(originals), torch.zeros_like(q)
-    predicted = torch.full_like(q, FAILED)
+    images, predicted = torch.zeros_like(originals), torch.full_like(q, FAILED)
+    p = predicted_classes(model, originals, observe)
     count = counter(observe, OURS, len(q))
-    for rows in torch.arange(len(q)).split(_BATCH):
-        p[rows] = predicted_classes(model, originals[rows])
-        usable = rows[(q[rows] != p[rows]) & (q[rows] >= 0)]
-        if len(usable):
-            targets = q[usable, None].to(model.device)
-            answer = model.explain(originals[usable], targets, confidence="alpha_1")
-            images[usable] = answer.stored_convincing[:, 0].cpu()
-            predicted[usable] = answer.convincing_certificate.winner[:, 0].cpu()
+    for rows in ((q != p) & (q >= 0)).nonzero()[:, 0].split(_BATCH):
+        answer = model.explain(originals[rows], q[rows, None], confidence="alpha_1")
+        images[rows] = answer.stored_convincing[:, 0].cpu()
+        predicted[rows] = answer.convincing_certificate.winner[:, 0].cpu()
         count(int(rows[-1]) + 1)
     return StoredCounterfactuals(OURS, images, p, q, predicted)
 
@@ -124,19 +119,17 @@ def confidence_curve(
     """Score our counterfactuals of the first images at several asked confidences."""
     usable = (~ours.failed).nonzero()[:, 0][:images]
     originals, p, q = scorer.originals[usable], ours.p[usable], ours.q[usable]
-    count = counter(observe, "asked confidences", len(asked) * len(q))
+    count = counter(observe, "asked confidences", len(asked))
     points = []
-    for number, confidence in enumerate(asked):
-        parts = []
-        for rows in torch.arange(len(q)).split(_BATCH):
-            targets = q[rows, None].to(model.device)
-            answer = model.explain(originals[rows], targets, confidence=confidence)
-            verdict = answer.convincing_certificate.verdict
-            parts.append((answer.stored_convincing, answer.reachable, verdict))
-            count(number * len(q) + int(rows[-1]) + 1)
+    for number, confidence in enumerate(asked, 1):
+        answer = model.explain(originals, q[:, None], confidence=confidence)
         stored, reachable, verdicts = (
-            torch.cat(part)[:, 0].cpu() for part in zip(*parts, strict=True)
-        )
+            values[:, 0].cpu()
+            for values in (
+                answer.stored_convincing, answer.reachable, answer.convincing_certificate.verdict,
+            )
+        )  # fmt: skip
+        count(number)
         obtained = verdicts.gather(1, q[:, None])[:, 0]
         kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
         made = StoredCounterfactuals(OURS, *kept)
@@ -169,32 +162,31 @@ def score_authors(
     ours = our_counterfactuals(model, benchmark, observe)
     scorer = Scorer(benchmark, autoencoders, judges)
 
-    def scored(made: StoredCounterfactuals) -> Scored:
-        count = counter(observe, f"scoring {made.method}", 1)
-        count(0)
-        row = scorer(made)
-        count(1)
-        return row
-
-    theirs = {name: scored(made) for name, made in benchmark.counterfactuals.items()}
-    references = [scored(made) for made in _references(model, whole, scorer, ours, seed, observe)]
-    our_scores = scored(ours)
+    references = _references(model, whole, scorer, ours, seed, observe)
+    made = [*benchmark.counterfactuals.values(), *references, ours]
+    count, scores = counter(observe, "scoring", len(made)), []
+    for number, each in enumerate(made, 1):
+        scores.append(scorer(each))
+        count(number)
+    theirs, our_scores = scores[: len(benchmark.counterfactuals)], scores[-1]
+    others = scores[len(theirs) : -1]
     # GB and GL have targets of their own, so their images are not paired with ours.
-    others = [theirs["GEN"], *(each for each in references if each.row.method != REAL)]
+    gen = list(benchmark.counterfactuals).index("GEN")
+    paired = [theirs[gen], *(each for each in others if each.row.method != REAL)]
     curve = with_curve and confidence_curve(model, scorer, ours, observe=observe)
     return AuthorsResult(
         name=benchmark.name,
         n=n,
         limited=n < len(whole.originals),
-        control=tuple(compare(benchmark, [each.row for each in theirs.values()])),
+        control=tuple(compare(benchmark, [each.row for each in theirs])),
         published={
             metric: {method: figure.mean for method, figure in figures.items()}
             for metric, figures in benchmark.published.items()
         },
-        theirs=tuple(each.row for each in theirs.values()),
+        theirs=tuple(each.row for each in theirs),
         ours=our_scores.row,
-        references=tuple(each.row for each in references),
-        differences=tuple(subtract(our_scores, other) for other in others),
+        references=tuple(each.row for each in others),
+        differences=tuple(subtract(our_scores, other) for other in paired),
         target_is_prediction=int((ours.q == ours.p).sum()),
         other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
         curve=curve or (),

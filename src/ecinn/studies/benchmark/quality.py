@@ -16,7 +16,7 @@ from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels, StoredImages, dequantise, to_uint8
+from ecinn.pixels import Images, Labels, StoredImages, to_uint8
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.judges import Judges, load_judges, shipped_judges
 
@@ -218,15 +218,6 @@ def log_density(model: Model, x: Images) -> Float[Tensor, " batch"]:
     """log p(x), pixels in [0, 1]."""
     z, log_det = model.encode_with_log_det(x)
     return equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
-
-
-@torch.inference_mode()
-def bits_per_dim(
-    model: Model, images: StoredImages, generator: torch.Generator
-) -> Float[Tensor, " batch"]:
-    """−log₂ p(x) per dimension with one draw of dequantisation noise, a code length."""
-    log_p = log_density(model, dequantise(images.to(model.device), generator))
-    return equations.bits_per_dim(log_p, model.mu.shape[1]).cpu()
 
 
 def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> StoredImages:

@@ -14,7 +14,7 @@ from ecinn.equations import paper_bits_per_dim
 from ecinn.files import ASSETS
 from ecinn.metrics.statistics import wilson
 from ecinn.studies.paper.artefact import ABOUT, Context, Made
-from ecinn.studies.published import published
+from ecinn.studies.published import PUBLISHED
 
 RECIPE = ASSETS / "paper" / "mnist-paper.json"
 """The training.json that `ecinn train mnist-paper` wrote."""
@@ -65,7 +65,7 @@ def rows(
         json.loads(path.read_text()) if path.is_file() else {} for path in (recipe, inception)
     )
     lines = []
-    for model, printed in published()["table_1"].items():
+    for model, printed in PUBLISHED["table_1"].items():
         name, ours = printed["name"], checkpoint(model)
         reported = {"bits_per_dim_paper": printed["bits_per_dim"], "error": printed["error"]}
         inception_error = printed.get("inception_error")
@@ -109,7 +109,7 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
 
 
 def _notes(lines: list[Row]) -> tuple[str, ...]:
-    mnist, face = (published()["table_1"][model] for model in ("mnist", "celeba-smile"))
+    mnist, face = (PUBLISHED["table_1"][model] for model in ("mnist", "celeba-smile"))
     digits, faces = (-paper_bits_per_dim(0.0, row["pixel_scale"]) for row in (mnist, face))
     counts = sorted({row.n for row in lines if row.n is not None})
     values = {
