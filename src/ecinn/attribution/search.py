@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, convincing_latent, resolve_targets
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Counterfactuals
@@ -75,11 +74,6 @@ def nearest_image(
         images: the training images to choose from.
         predicted: the classifier's prediction for each of them.
     """
-    if images.shape[1:] != x.shape[1:]:
-        raise InputError(
-            f"the images to choose from must have the shape {tuple(x.shape[1:])} of the images "
-            f"to explain, not {tuple(images.shape[1:])}"
-        )
 
     def solve(pairs: _Pairs) -> _Result:
         nearest = pairs.x.clone()
@@ -126,8 +120,6 @@ def pixel_gradient(
         confidence: p(q) at which an image is finished.
         learning_rate: about the root mean square by which the first step changes a pixel.
     """
-    if not weight >= 0:
-        raise InputError(f"weight must be 0 or more, not {weight}")
 
     def read_stored(image: Images) -> Float[Tensor, "batch classes"]:
         # Straight-through: rounding has no gradient of its own.
@@ -212,11 +204,6 @@ def _ascend(
         constrain: from moved coordinates, initial coordinates and step size (halved every five
             steps) to the new coordinates.
     """
-    if not 0 < confidence < 1 or steps < 1 or not learning_rate > 0:
-        raise InputError(
-            "confidence must lie between 0 and 1, steps must be 1 or more, and learning_rate "
-            f"must be above 0, not {confidence}, {steps} and {learning_rate}"
-        )
     # Network evaluations of a forward pass; the backward pass takes as many.
     evaluations = 1 if decode is None else 2
     goal = math.log(confidence)
