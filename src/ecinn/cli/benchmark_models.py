@@ -220,7 +220,6 @@ def controls_benchmark(
     from ecinn.data.mnist import load_mnist
     from ecinn.flow.device import resolve_device
     from ecinn.studies.benchmark import controls
-    from ecinn.studies.benchmark.controls_report import control_tables, dose_figure
     from ecinn.studies.benchmark.record import Results, provenance
 
     try:
@@ -237,10 +236,10 @@ def controls_benchmark(
     records = [provenance(line, student) for student in students]
     values = {"records": records, "holds": result.holds, **vars(result)}
     picture = stem.with_name("controls.png")
-    tables = control_tables(result)
+    tables = controls.control_tables(result)
     captions = {picture.name: "dose and response"}
     results = Results("Controls of distillation", tables, values, records, captions)
     try:
-        atomic_write(picture, dose_figure(result.shortcuts))
+        atomic_write(picture, controls.dose_figure(result.shortcuts))
     finally:  # tables are shown even if the figure cannot be drawn
         show(results, results.write(stem), json_output=json_output)

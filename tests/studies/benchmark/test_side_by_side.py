@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ecinn.auditing.verdict import bits_per_dim
 from ecinn.cli import benchmark as command
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -25,7 +26,13 @@ from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
-from ecinn.studies.benchmark.authors import confidence_curve, our_counterfactuals, score_authors
+from ecinn.studies.benchmark.authors import (
+    authors_tables,
+    confidence_curve,
+    control_line,
+    our_counterfactuals,
+    score_authors,
+)
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
     ClassAutoencoders,
@@ -35,9 +42,7 @@ from ecinn.studies.benchmark.authors_files import (
 )
 from ecinn.studies.benchmark.authors_scores import Scorer
 from ecinn.studies.benchmark.authors_scores import score as score_as_published
-from ecinn.studies.benchmark.authors_tables import authors_tables, control_line
 from ecinn.studies.benchmark.quality import (
-    bits_per_dim,
     find_judges,
     judge,
     predicted_classes,
