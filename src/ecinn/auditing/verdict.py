@@ -135,7 +135,6 @@ def assess(
     Args:
         judge: a network from pixels in [0, 1] to logits; trained here if none is given.
         evaluation: of the model on these test images; measured here if none is given.
-        n: number of test images to explain.
     """
     generator = torch.Generator().manual_seed(seed)
     judge = judge or train_judge(model, train, seed=seed, observe=observe)

@@ -83,13 +83,7 @@ def elastic_net(original: StoredImages, counterfactual: StoredImages) -> PerImag
 
 
 def im1(counterfactual: Images, by_q: Images, by_p: Images) -> PerImage:
-    """IM1 = ‖c − AE_q(c)‖² / (‖c − AE_p(c)‖² + 10⁻⁵); below 1 where c is more like q than p.
-
-    Args:
-        counterfactual: c in the autoencoders' units.
-        by_q: reconstructions by the autoencoder of class q.
-        by_p: reconstructions by the autoencoder of class p.
-    """
+    """IM1 = ‖c − AE_q(c)‖² / (‖c − AE_p(c)‖² + 10⁻⁵); below 1 where c is more like q than p."""
     to_q = _squared_norm(counterfactual.double() - by_q.double())
     return to_q / (_squared_norm(counterfactual.double() - by_p.double()) + _EPSILON)
 

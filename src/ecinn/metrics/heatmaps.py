@@ -70,11 +70,7 @@ def area_under_curve(curve: Float[Tensor, "batch points"]) -> PerImage:
 
 
 def blurred(x: Images, sigma: float) -> Images:
-    """Gaussian blur with mirrored edges, which keeps the mean of every image.
-
-    Args:
-        sigma: standard deviation as a fraction of the shorter side.
-    """
+    """Gaussian blur with mirrored edges, which keeps the mean; σ in parts of the shorter side."""
     down, across = (_blur_matrix(n, sigma * min(x.shape[2:])).to(x) for n in x.shape[2:])
     return down @ x @ across.T
 
@@ -165,12 +161,7 @@ def rank_similarity(a: Importance, b: Importance) -> PerImage:
 def regions_by_change(
     mean_map: Float[Tensor, "height width"], grid: tuple[int, int]
 ) -> Float[Tensor, "rows columns"]:
-    """Mean of every cell of a coarse grid.
-
-    Args:
-        mean_map: importance averaged over images.
-        grid: rows and columns; cell sizes differ by a pixel if they do not divide the image.
-    """
+    """Mean of every cell of a coarse grid; sizes differ by a pixel if cells do not fit exactly."""
     rows, columns = grid
     cells = [strip.tensor_split(columns, dim=1) for strip in mean_map.tensor_split(rows)]
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])

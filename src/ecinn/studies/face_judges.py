@@ -218,11 +218,7 @@ def train_face_judges(
     device: str | torch.device = "auto",
     observe: Observer = ignore,
 ) -> FaceJudges:
-    """Train both judges, each from its own seed, and measure their stored weights.
-
-    Args:
-        held_out: images by split, "validation" and "test"; they take no part in the training.
-    """
+    """Train both judges, each from its own seed, and measure their stored weights."""
     device = resolve_device(device)
     attributes = len(ATTRIBUTES)
     trainings = [

@@ -171,7 +171,7 @@ def test_row_skips_failed_and_black_but_counts_them_for_validity(tmp_path: Path)
     factors = [0.1 * label for label in range(10)]
     autoencoders = ClassAutoencoders([scaling(factor) for factor in factors], scaling(2.0))
     gen = benchmark.counterfactuals["GEN"]
-    row = score(benchmark.originals.images, gen, autoencoders)
+    row = score(benchmark.originals.images, gen, autoencoders).row
     assert (row.failed, row.black) == (1, 1)
     assert (row.class_changed.mean, row.class_changed.n) == (pytest.approx(4 / 6), 6)
     assert (row.reached.mean, row.reached.n) == (pytest.approx(3 / 6), 6)
@@ -195,7 +195,7 @@ def test_row_skips_failed_and_black_but_counts_them_for_validity(tmp_path: Path)
 def test_comparison_sees_a_difference_in_the_seventh_digit(tmp_path: Path) -> None:
     write_folder(tmp_path)
     benchmark = load_authors(tmp_path, "mnist")
-    row = score(benchmark.originals.images, benchmark.counterfactuals["GB"])
+    row = score(benchmark.originals.images, benchmark.counterfactuals["GB"]).row
     assert row.im1 is None
     en, path = row.as_published["ElasticNet"], tmp_path / "output" / "mnist_[0]" / "results.json"
     for scores, low, high in (
@@ -214,7 +214,7 @@ def test_any_method_can_be_scored(tmp_path: Path) -> None:
     write_folder(tmp_path)
     benchmark = load_authors(tmp_path, "mnist")
     gen, originals = benchmark.counterfactuals["GEN"], benchmark.originals.images
-    row = score(originals, StoredCounterfactuals("ours", originals, gen.p, gen.q, gen.q))
+    row = score(originals, StoredCounterfactuals("ours", originals, gen.p, gen.q, gen.q)).row
     assert (row.method, row.elastic_net.mean) == ("ours", 0)
     assert row.reached.mean == pytest.approx(5 / 6)
 
@@ -236,7 +236,7 @@ def test_first_images_keep_their_counterfactuals(tmp_path: Path) -> None:
 def test_published_validity_and_elastic_net_come_out_again(name) -> None:
     benchmark = load_authors(PUBLISHED, name)
     originals = benchmark.originals.images
-    rows = [score(originals, made) for made in benchmark.counterfactuals.values()]
+    rows = [score(originals, made).row for made in benchmark.counterfactuals.values()]
     comparisons = compare(benchmark, rows)
     assert len(comparisons) == 6
     for comparison in comparisons:
@@ -255,7 +255,7 @@ def test_published_im1_and_im2_come_out_again(name) -> None:
     methods = list(benchmark.counterfactuals) if os.environ.get("ECINN_FULL_TABLE") else ["GEN"]
     autoencoders = load_autoencoders(benchmark.autoencoders)
     rows = [
-        score(benchmark.originals.images, benchmark.counterfactuals[method], autoencoders)
+        score(benchmark.originals.images, benchmark.counterfactuals[method], autoencoders).row
         for method in methods
     ]
     comparisons = compare(benchmark, rows)
@@ -267,5 +267,5 @@ def test_published_im1_and_im2_come_out_again(name) -> None:
 @needs_the_authors
 def test_ecinn_of_the_authors_reaches_q_in_999_of_1000() -> None:
     benchmark = load_authors(PUBLISHED, "mnist")
-    row = score(benchmark.originals.images, benchmark.counterfactuals["GEN"])
+    row = score(benchmark.originals.images, benchmark.counterfactuals["GEN"]).row
     assert (row.reached.mean, row.failed, row.black) == (0.999, 0, 9)

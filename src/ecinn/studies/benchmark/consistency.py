@@ -70,11 +70,7 @@ def measure_consistency(
     asked: Sequence[float] = ASKED,
     observe: Observer = ignore,
 ) -> Consistency:
-    """Move random, correctly classified images of two classes towards the other class.
-
-    Args:
-        split: the split that `data` is, for the report.
-    """
+    """Move random, correctly classified images of two classes towards the other class."""
     images, p = draw_of_classes(model, data, classes, n, seed)
     count = counter(observe, "asked confidences", n)
     batches = []

@@ -270,11 +270,9 @@ def measure_heatmaps(
     """Measure all methods on random test images, and keep some maps to show.
 
     Args:
-        training: source of baselines and of the class means of random weights.
         cnn: another network of the same classes, in evaluation mode, on the model's device.
-        batch_size: images per batch with gradients; by default what suits the device.
-        baseline: "mean" of training images, or "black", which puts Integrated Gradients and
-            DeepLift at a disadvantage because real pixels are rarely black.
+        baseline: "black" puts Integrated Gradients and DeepLift at a disadvantage, because real
+            pixels are rarely black.
         keep: receives the results after every network.
     """
     chosen = require_methods(methods)

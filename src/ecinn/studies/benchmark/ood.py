@@ -82,11 +82,9 @@ def measure_detection(
     seed: int = 0,
     observe: Observer = ignore,
 ) -> Detection:
-    """Compare the scores of digits with those of letters, noise and other images.
+    """Compare the scores of digits with those of letters, noise and clothes.
 
-    Args:
-        fashion: images of clothes, if there are any.
-        split: the split that `digits` is; others than test use other fonts.
+    Other splits than test use other fonts.
     """
     if model.image_shape != (1, 28, 28):
         raise InputError("these letters are framed as digits are: give a model of 28×28 digits")

@@ -243,11 +243,7 @@ def _message(error: Exception) -> str:
 
 
 def score(bench: Bench, name: str, pairs: Pairs, made: Made, *, timed: bool = True) -> Scores:
-    """Measure one method.
-
-    Args:
-        timed: False for references, which have neither passes nor seconds.
-    """
+    """Measure one method, or a reference, which has neither passes nor seconds."""
     exists = made.exists
     predicted = torch.full_like(pairs.q, -1)
     predicted[exists] = predicted_classes(bench.model, made.images[exists])
@@ -337,11 +333,7 @@ def compare_methods(
     observe: Observer = ignore,
     keep: Keep = lambda result, pairs, made: None,
 ) -> SideBySide:
-    """Run and score every method; `keep` receives all results after each method.
-
-    Args:
-        split: the split that `data` is, for the report.
-    """
+    """Run and score every method; `keep` receives all results after each method."""
     require_known(methods, tuple(known))
     cue = CUES.get(model.recipe.dataset)
     bench = Bench(model, data, judges, seed, cue)

@@ -164,11 +164,7 @@ def faithful(
 def unchanged_pixels(
     sample: Sample, mean: Float[Tensor, "channels height width"], n: int, seed: int
 ) -> Measurement:
-    """Alter the pixels with the smallest |h|, as many random ones, or those with the largest.
-
-    Args:
-        mean: the mean of training images, one of the replacements.
-    """
+    """Alter the pixels with the smallest |h|, as many random ones, or those with the largest."""
     model, p, generator = sample.model, sample.p[:n], torch.Generator().manual_seed(seed)
     x, size = model.pixels(sample.images[:n]).cpu(), importance(sample.change[:n])
     orders = {"smallest": size, "random": torch.rand(size.shape, generator=generator)}

@@ -139,10 +139,7 @@ def columns(
 ) -> Grid:
     """Arrange input, tipping point, convincing counterfactual and heatmap, a column per pair.
 
-    Args:
-        magnify: selects the part of each image that is also shown enlarged.
-        percentile: of the changes gets full colour.
-        names: short names of the classes; headings then have only the target.
+    With short names of the classes, headings have only the target.
     """
     e, limit = shown.explanation, shown.limit(percentile)
     name = tuple(names or e.class_names)

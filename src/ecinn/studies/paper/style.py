@@ -187,11 +187,7 @@ class Grid:
 
 
 def draw_grid(grid: Grid, times: int = 3) -> Figure:
-    """Draw a grid as a figure, as wide as it needs to be.
-
-    Args:
-        times: printed pixels, 300 to the inch, per pixel of an image.
-    """
+    """Draw a grid as a figure, with `times` printed pixels per pixel of an image."""
     width, height, draw = _lay_out(grid, times)
     figure, axes = page(width, height)
     draw(axes, 0.0, 0.0)
