@@ -50,7 +50,8 @@ SHOWN = 4
 
 Made = tuple[Heatmaps, float]
 """A method's maps of all images, and the seconds they took."""
-Values = Mapping[Measure, PerImage]
+Values = Mapping[Measure, Tensor]
+"""One value per image; some measures take the first images only."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Bench:
     x: Images
     inn: Subject
     methods: tuple[HeatmapMethod, ...]
-    sample: Images
+    sample: Float[Tensor, "sample channels height width"]
     """Training images: baselines of the SHAP methods."""
     baseline: Float[Tensor, "channels height width"]
     """Reference of Integrated Gradients and DeepLift."""
