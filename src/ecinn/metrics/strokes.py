@@ -104,7 +104,7 @@ def _distance_to_background(
     squared = torch.minimum(columns - before, after - columns).clamp(max=far).square()
     # min_j (s_j + (i − j)²) of every row i: whole numbers, exact in single precision.
     across = [(squared + (i - rows).square()[:, None]).amin(1) for i in rows]
-    return torch.stack(across, 1).double().sqrt()
+    return torch.stack(across, 2).transpose(1, 2).double().sqrt()
 
 
 def _extent(filled: Bool[Tensor, "batch places"]) -> PerImage:

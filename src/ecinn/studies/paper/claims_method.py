@@ -225,7 +225,7 @@ def same_class() -> Measurement:
     mu, p = torch.eye(2, 3), torch.tensor([1])
     delta = equations.latent_direction(mu, p, p)
     alpha = float(equations.tipping_point_alpha(torch.ones_like(delta), delta, mu[p], mu[p]))
-    return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": alpha})
+    return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": str(alpha)})
 
 
 def bits_per_dim() -> Measurement:
