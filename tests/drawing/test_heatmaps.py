@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ecinn.drawing.heatmaps import HeatmapColumn, colour_bar, heatmap_sheet, overlay_array
 from ecinn.drawing.pictures import ADDED, REMOVED, heatmap_array, image_array, robust_limit
-from ecinn.errors import InputError
 
 SIGNS = ("darker", "lighter")
 
@@ -118,16 +117,6 @@ def test_colour_images_and_no_columns(generator) -> None:
     maps = torch.randn(images.shape, generator=generator)
     assert sheet(images, [column(maps)]).ndim == 3
     assert sheet(images, []).ndim == 3
-
-
-def test_lists_of_different_lengths_and_maps_of_other_sizes_are_refused(images, maps) -> None:
-    for wrong in (column(maps[:1]), column(maps, remarks=("one",)), column(maps[..., 1:])):
-        with pytest.raises(InputError, match="of every image"):
-            sheet(images, [wrong])
-    with pytest.raises(InputError, match="of every image"):
-        heatmap_sheet(images, images, [column(maps)], [("3", "8")])
-    with pytest.raises(InputError, match="percentile"):
-        robust_limit(maps[0], 0.0)
 
 
 def place_of(tile: np.ndarray, whole: np.ndarray) -> tuple[int, int]:

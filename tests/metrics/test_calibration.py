@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from ecinn.errors import InputError
 from ecinn.metrics.calibration import (
     calibration_error,
     calibration_error_by_chance,
@@ -94,10 +93,3 @@ def test_chance_is_what_calibrated_classifiers_score(predictions, generator) -> 
     assert sum(scores) / len(scores) == pytest.approx(chance.mean, rel=0.05)
     few = calibration_error_by_chance(confidence[:50], generator=generator)
     assert few.mean > 2 * chance.mean
-
-
-def test_impossible_requests_are_refused() -> None:
-    one = torch.ones(1)
-    for confidence, bins in ((one[:0], 15), (one, 0)):
-        with pytest.raises(InputError, match="at least one bin and one image"):
-            calibration_error(confidence, confidence > 0, bins)

@@ -212,8 +212,6 @@ def test_cout_is_high_where_the_most_changed_pixel_decides(decisive: int, cout: 
     label = torch.tensor([0]), torch.tensor([1])
     curves = metrics.transition_curves(posterior, x, x_hat, *label, steps=4)
     assert curves.cout.tolist() == [cout]
-    with pytest.raises(InputError, match="at least one step"):
-        metrics.transition_curves(posterior, x, x_hat, *label, steps=0)
 
 
 @pytest.mark.parametrize("n", [7, 256, 300])
@@ -229,12 +227,7 @@ def test_diversity_is_the_ratio_of_mean_distances(n: int, images) -> None:
     assert metrics.diversity(made[:1].expand(5, -1, -1, -1), real) == Interval(0.0, 0.0, 0.0, 5)
 
 
-def test_diversity_needs_images_that_can_differ(images) -> None:
-    some = images(3, 1, 2, 2)
-    with pytest.raises(InputError, match="at least two"):
-        metrics.diversity(some[:1], some)
-    with pytest.raises(InputError, match="all the same"):
-        metrics.diversity(some, some[:1].expand(3, -1, -1, -1))
+def test_a_frechet_distance_needs_two_images() -> None:
     with pytest.raises(InputError, match="at least two"):
         metrics.frechet_distance(torch.zeros(1, 2), torch.zeros(5, 2))
 
@@ -334,6 +327,3 @@ def test_precision_of_gaussians(generator: torch.Generator) -> None:
     assert shares[1] > 0.99
     assert shares[2] < 0.15
     assert shares[3] == 0
-    for k in (0, 400):
-        with pytest.raises(InputError, match="real images"):
-            metrics.in_manifold(real, real, k)

@@ -134,10 +134,6 @@ def test_curve_keeps_no_gradient_and_refuses_what_is_not_a_score(uniform, genera
     curve = metrics.replacement_curve(score, *arguments, **how)
     assert not curve.requires_grad
     assert curve.shape == (2, metrics.STEPS + 1)
-    with pytest.raises(InputError, match="one number for each of 2 images"):
-        metrics.replacement_curve(lambda images: images.flatten(1) @ weights, *arguments, **how)
-    with pytest.raises(InputError, match="at least one step"):
-        metrics.replacement_curve(score, *arguments, steps=0, **how)
 
 
 def test_area_of_a_step_of_a_line_and_of_any_curve(uniform) -> None:
@@ -148,8 +144,6 @@ def test_area_of_a_step_of_a_line_and_of_any_curve(uniform) -> None:
     curve = uniform(3, 11)
     expected = np.trapezoid(curve.numpy(), np.linspace(0, 1, 11), axis=1)
     np.testing.assert_allclose(metrics.area_under_curve(curve).numpy(), expected)
-    with pytest.raises(InputError, match="two points"):
-        metrics.area_under_curve(curve[:, :1])
 
 
 @pytest.mark.parametrize(("shape", "sigma"), [((9, 13), 0.1), ((12, 7), 0.3), ((5, 6), 2.0)])
@@ -163,9 +157,6 @@ def test_blur_is_scipys_with_sigma_of_the_shorter_side(shape, sigma, uniform) ->
     np.testing.assert_allclose(answer.numpy(), expected, rtol=1e-12)
     torch.testing.assert_close(answer.mean((2, 3)), x.mean((2, 3)))
     assert metrics.blurred(x.float(), sigma).dtype == torch.float32
-    for nothing in (0.0, -sigma, math.nan):
-        with pytest.raises(InputError, match="sigma must be above 0"):
-            metrics.blurred(x, nothing)
 
 
 def test_noise_is_uniform_and_the_generators(uniform) -> None:
@@ -217,13 +208,8 @@ def test_localisation_auc_is_mann_whitneys_u_with_ties(levels: int, uniform) -> 
     assert metrics.localisation_auc((~mask).double(), mask).tolist() == [0] * 4
 
 
-def test_regions_that_cannot_be_found_are_refused(uniform) -> None:
+def test_nothing_is_inside_an_empty_region(uniform) -> None:
     s, nothing = uniform(2, 3, 3), torch.zeros(3, 3).bool()
-    with pytest.raises(InputError, match="no pixels"):
-        metrics.relative_density(s, nothing)
-    for mask in (nothing, ~nothing):
-        with pytest.raises(InputError, match="inside and outside"):
-            metrics.localisation_auc(s, mask)
     assert metrics.share_inside(s, nothing).tolist() == [0, 0]
     assert metrics.pointing_game(s, nothing).tolist() == [False, False]
 
@@ -359,6 +345,3 @@ def test_regions_tile_the_picture_evenly(grid: tuple[int, int], uniform) -> None
     for (i, rows), (j, columns) in product(*map(enumerate, bands)):
         expected = mean_map.numpy()[np.ix_(rows, columns)].mean()
         assert float(answer[i, j]) == pytest.approx(expected)
-    for finer in ((0, 1), (8, 1), (1, 9)):
-        with pytest.raises(InputError, match="no grid"):
-            metrics.regions_by_change(mean_map, finer)

@@ -319,15 +319,6 @@ def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(traine
     assert other.shape[1] > 255 >= len(other[0].unique())
 
 
-def test_unsuitable_data_and_settings_are_refused() -> None:
-    data = tinted(8)
-    grey = dataclasses.replace(data, images=data.images[:, :1])
-    with pytest.raises(InputError, match="3 channels, not 1"):
-        train_inception(grey, {"test": data}, TINY, device=CPU)
-    with pytest.raises(InputError, match="75 pixels, not 64"):
-        train_inception(data, {"test": data}, dataclasses.replace(TINY, side=64), device=CPU)
-
-
 @pytest.mark.slow
 def test_files_that_hold_no_inception_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"

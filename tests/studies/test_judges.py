@@ -199,15 +199,9 @@ def test_every_network_reports_its_progress_and_curve() -> None:
 
 def test_unsuitable_data_is_refused() -> None:
     data = stripes(30, 1, 0)
-
-    def refuse(train: Dataset, test: Dataset, says: str) -> None:
-        with pytest.raises(InputError, match=says):
-            train_judges(train, test, seed=0, device=CPU, settings=TINY)
-
-    odd = dataclasses.replace(data, images=data.images[..., :10])
-    refuse(odd, odd, "divisible by 4")
     no_left = Dataset(data.images[data.labels > 0], data.labels[data.labels > 0], data.class_names)
-    refuse(no_left, data, "training images of each")
+    with pytest.raises(InputError, match="training images of each"):
+        train_judges(no_left, data, seed=0, device=CPU, settings=TINY)
 
 
 def test_files_that_hold_no_judges_are_refused(judges: Judges, tmp_path: Path) -> None:
@@ -241,9 +235,6 @@ def test_images_of_another_shape_are_refused(judges: Judges) -> None:
     images = torch.zeros((2, judges.shape[0], 8, 8), dtype=torch.uint8)
     with pytest.raises(InputError, match="8, 12"):
         judges.verdicts(images)
-    fitting = torch.zeros((2, *judges.shape), dtype=torch.uint8)
-    with pytest.raises(InputError, match="0 to 2"):
-        judges.reconstruct(fitting, torch.tensor([0, 3]))
 
 
 @pytest.fixture(scope="module")

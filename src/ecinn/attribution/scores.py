@@ -1,7 +1,7 @@
 """F(x), the score of a pair of classes that gradient methods attribute to pixels."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.classifier.generative import GenerativeClassifier
-from ecinn.errors import InputError
 from ecinn.pixels import Images, Labels
 
 Logit = Literal["linear", "density"]
@@ -71,8 +70,6 @@ class ExplainedINN:
     @property
     def score(self) -> PairScore:
         """The F that is attributed."""
-        if self.logit not in get_args(Logit):
-            raise InputError(f"logit is linear or density, not {self.logit!r}")
         # The paper only says that Captum was used. Captum asks for one class, and IB-INN's output
         # for it is −½‖z − μ_p‖². (The difference of two such outputs is the linear score.)
         return PairScore(FlowLogits(self.classifier, self.logit), ignore_q=self.logit == "density")

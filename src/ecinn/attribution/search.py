@@ -1,16 +1,16 @@
 """Counterfactuals of other methods, for the same classifier and behind the same signature."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import Targets, convincing_latent, resolve_targets
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Counterfactuals
@@ -40,17 +40,43 @@ _Result = tuple[Images, Int[Tensor, " batch"], Bool[Tensor, " batch"]]
 """Counterfactuals, network evaluations after the first encode, and failures."""
 
 
-def ecinn(
-    classifier: InvertibleClassifier, mu_bar: Means, x: Images, target: Targets
-) -> Counterfactuals:
+def _method(solve: Callable[..., _Result]) -> Callable[..., Counterfactuals]:
+    """Encode every image once, then solve for every image and target, batch by batch."""
+
+    @functools.wraps(solve)
+    def run(
+        classifier: InvertibleClassifier,
+        mu_bar: Means,
+        x: Images,
+        target: Targets,
+        **options: Any,  # noqa: ANN401
+    ) -> Counterfactuals:
+        # Exact also in backward passes, which run outside the classifier's own methods.
+        with exact_convolutions(), torch.inference_mode(mode=False), torch.no_grad():
+            x = x.clone()
+            parts = [classifier.encode_with_log_det(part)[0] for part in x.split(BATCH_SIZE)]
+            z = torch.cat(parts)
+            p = equations.predicted_class(z, classifier.mu)
+            q = resolve_targets(target, p, len(classifier.mu))
+            results = []
+            for part in torch.arange(q.numel(), device=x.device).split(BATCH_SIZE):
+                rows = part // q.shape[1]
+                pairs = _Pairs(x[rows], z[rows], p[rows], q.flatten()[part])
+                results.append(solve(classifier, mu_bar, pairs, **options))
+            images, passes, failed = (torch.cat(each) for each in zip(*results, strict=True))
+        return Counterfactuals(
+            x, p, q, images.reshape(*q.shape, *x.shape[1:]), 1 + passes.reshape(q.shape),
+            failed.reshape(q.shape),
+        )  # fmt: skip
+
+    return run
+
+
+@_method
+def ecinn(classifier: InvertibleClassifier, mu_bar: Means, pairs: _Pairs) -> _Result:
     """Eq. 3 at α₁, x̂ = f⁻¹(f(x) + α₁Δ) with Δ = μ̄_q − μ̄_p: one encode, one decode."""
-
-    def solve(pairs: _Pairs) -> _Result:
-        z_hat = convincing_latent(classifier, mu_bar, pairs.z, pairs.p, pairs.q)
-        images = classifier.decode(z_hat)
-        return images, torch.ones_like(pairs.q), ~images.isfinite().flatten(1).all(1)
-
-    return _for_every_pair(classifier, x, target, solve)
+    images = classifier.decode(convincing_latent(classifier, mu_bar, pairs.z, pairs.p, pairs.q))
+    return images, torch.ones_like(pairs.q), ~images.isfinite().flatten(1).all(1)
 
 
 def model_means(
@@ -60,61 +86,47 @@ def model_means(
     return ecinn(classifier, classifier.mu, x, target)
 
 
+@_method
 def nearest_image(
     classifier: InvertibleClassifier,
     mu_bar: Means,
-    x: Images,
-    target: Targets,
+    pairs: _Pairs,
     *,
     images: UInt8[Tensor, "candidates channels height width"],
     predicted: Int[Tensor, " candidates"],
-) -> Counterfactuals:
-    """argmin ‖x' − x‖₂ over real images x' that the classifier predicts as q: one encode.
-
-    Args:
-        images: the training images to choose from.
-        predicted: the classifier's prediction for each of them.
-    """
-    if images.shape[1:] != x.shape[1:]:
-        raise InputError(
-            f"the images to choose from must have the shape {tuple(x.shape[1:])} of the images "
-            f"to explain, not {tuple(images.shape[1:])}"
-        )
-
-    def solve(pairs: _Pairs) -> _Result:
-        nearest = pairs.x.clone()
-        smallest = pairs.x.new_full((len(nearest),), math.inf)
-        for q in pairs.q.unique():
-            rows = (pairs.q == q).nonzero()[:, 0]
-            of_class_q = (predicted == q.to(predicted.device)).nonzero()[:, 0]
-            for part in of_class_q.split(64 * BATCH_SIZE) if len(of_class_q) else ():
-                candidates = to_pixels(images[part.to(images.device)].to(x.device)).to(x.dtype)
-                # Differences, not the expanded square, which cancels in float32.
-                distance, index = torch.cdist(
-                    pairs.x[rows].flatten(1),
-                    candidates.flatten(1),
-                    compute_mode="donot_use_mm_for_euclid_dist",
-                ).min(1)
-                nearer = distance < smallest[rows]
-                nearest[rows[nearer]] = candidates[index[nearer]]
-                smallest[rows[nearer]] = distance[nearer]
-        return nearest, torch.zeros_like(pairs.q), smallest.isinf()
-
-    return _for_every_pair(classifier, x, target, solve)
+) -> _Result:
+    """argmin ‖x' − x‖₂ over training images x' that the classifier predicts as q: one encode."""
+    nearest = pairs.x.clone()
+    smallest = nearest.new_full((len(nearest),), math.inf)
+    for q in pairs.q.unique():
+        rows = (pairs.q == q).nonzero()[:, 0]
+        of_class_q = (predicted == q.to(predicted.device)).nonzero()[:, 0]
+        for part in of_class_q.split(64 * BATCH_SIZE) if len(of_class_q) else ():
+            candidates = to_pixels(images[part.to(images.device)].to(nearest.device)).to(nearest)
+            # Differences, not the expanded square, which cancels in float32.
+            distance, index = torch.cdist(
+                pairs.x[rows].flatten(1),
+                candidates.flatten(1),
+                compute_mode="donot_use_mm_for_euclid_dist",
+            ).min(1)
+            nearer = distance < smallest[rows]
+            nearest[rows[nearer]] = candidates[index[nearer]]
+            smallest[rows[nearer]] = distance[nearer]
+    return nearest, torch.zeros_like(pairs.q), smallest.isinf()
 
 
+@_method
 def pixel_gradient(
     classifier: InvertibleClassifier,
     mu_bar: Means,
-    x: Images,
-    target: Targets,
+    pairs: _Pairs,
     *,
     norm: Norm = "l1",
     weight: float = 5.0,
     confidence: float = 0.9,
     steps: int = 200,
     learning_rate: float = 0.005,
-) -> Counterfactuals:
+) -> _Result:
     """min −log p(q|x') + λ‖x' − x‖₁ (or λ‖x' − x‖₂²) over pixels in [0, 1] (Wachter et al.).
 
     The classifier reads the stored 8-bit image, and that ends the search: the result reaches the
@@ -126,8 +138,6 @@ def pixel_gradient(
         confidence: p(q) at which an image is finished.
         learning_rate: about the root mean square by which the first step changes a pixel.
     """
-    if not weight >= 0:
-        raise InputError(f"weight must be 0 or more, not {weight}")
 
     def read_stored(image: Images) -> Float[Tensor, "batch classes"]:
         # Straight-through: rounding has no gradient of its own.
@@ -138,11 +148,8 @@ def pixel_gradient(
     def approach(moved: Tensor, start: Tensor, step_size: Tensor) -> Tensor:
         return (start + proximal_step(moved - start, step_size * weight, norm)).clamp(0, 1)
 
-    def solve(pairs: _Pairs) -> _Result:
-        settings = (confidence, steps, learning_rate)
-        return _ascend(pairs, pairs.x, read_stored, *settings, constrain=approach)
-
-    return _for_every_pair(classifier, x, target, solve)
+    settings = (confidence, steps, learning_rate)
+    return _ascend(pairs, pairs.x, read_stored, *settings, constrain=approach)
 
 
 def proximal_step(
@@ -154,17 +161,17 @@ def proximal_step(
     return change / (1 + 2 * weight)
 
 
+@_method
 def latent_gradient(
     classifier: InvertibleClassifier,
     mu_bar: Means,
-    x: Images,
-    target: Targets,
+    pairs: _Pairs,
     *,
     judge: Judge | None = None,
     confidence: float = 0.99,
     steps: int = 100,
     learning_rate: float = 0.1,
-) -> Counterfactuals:
+) -> _Result:
     """max log p(q|f⁻¹(z)) over z (diffeomorphic counterfactuals, Dombrowski et al.).
 
     Every step decodes, reads the image, and goes back through both: four passes.
@@ -181,11 +188,8 @@ def latent_gradient(
         z, _ = classifier.encode_with_log_det(image)
         return equations.log_posterior(z, classifier.mu, classifier.tau)
 
-    def solve(pairs: _Pairs) -> _Result:
-        settings = (confidence, steps, learning_rate)
-        return _ascend(pairs, pairs.z, judge or posterior, *settings, decode=classifier.decode)
-
-    return _for_every_pair(classifier, x, target, solve)
+    settings = (confidence, steps, learning_rate)
+    return _ascend(pairs, pairs.z, judge or posterior, *settings, decode=classifier.decode)
 
 
 def _ascend(
@@ -212,11 +216,6 @@ def _ascend(
         constrain: from moved coordinates, initial coordinates and step size (halved every five
             steps) to the new coordinates.
     """
-    if not 0 < confidence < 1 or steps < 1 or not learning_rate > 0:
-        raise InputError(
-            "confidence must lie between 0 and 1, steps must be 1 or more, and learning_rate "
-            f"must be above 0, not {confidence}, {steps} and {learning_rate}"
-        )
     # Network evaluations of a forward pass; the backward pass takes as many.
     evaluations = 1 if decode is None else 2
     goal = math.log(confidence)
@@ -253,27 +252,3 @@ def _ascend(
             moved = constrain(moved, start[rows], step_size * 0.5 ** (step / 5))
         point[rows] = moved
     return images, passes, ~(best >= goal)
-
-
-def _for_every_pair(
-    classifier: InvertibleClassifier,
-    x: Images,
-    target: Targets,
-    solve: Callable[[_Pairs], _Result],
-) -> Counterfactuals:
-    """Encode every image once, then solve for every image and target, batch by batch."""
-    # Exact also in backward passes, which run outside the classifier's own methods.
-    with exact_convolutions(), torch.inference_mode(mode=False), torch.no_grad():
-        x = x.clone()
-        z = torch.cat([classifier.encode_with_log_det(part)[0] for part in x.split(BATCH_SIZE)])
-        p = equations.predicted_class(z, classifier.mu)
-        q = resolve_targets(target, p, len(classifier.mu))
-        results = []
-        for part in torch.arange(q.numel(), device=x.device).split(BATCH_SIZE):
-            rows = part // q.shape[1]
-            results.append(solve(_Pairs(x[rows], z[rows], p[rows], q.flatten()[part])))
-        images, passes, failed = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return Counterfactuals(
-        x, p, q, images.reshape(*q.shape, *x.shape[1:]), 1 + passes.reshape(q.shape),
-        failed.reshape(q.shape),
-    )  # fmt: skip

@@ -1,24 +1,21 @@
 """Render audits, verdicts and distillations as self-contained HTML pages, from templates."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 
 from ecinn import __version__
 from ecinn.auditing.measurement import EXAMPLES
 from ecinn.auditing.result import Audit, Comparison, count
-from ecinn.auditing.verdict import Verdict, percentage
+from ecinn.auditing.verdict import WORDS, Verdict
 from ecinn.data.face_regions import FACE, FACE_REGIONS, Box
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import Array
-from ecinn.drawing.table import number_interval
-from ecinn.metrics.statistics import Interval
+from ecinn.drawing.words import show
 from ecinn.pixels import to_uint8
 from ecinn.training.distillation import Distilled
 
@@ -41,13 +38,13 @@ class Cell:
 
 
 def render(audit: Audit, command: str) -> str:
-    """Fill in the template; it escapes every name and path."""
+    """Fill in the template of an audit."""
     mean_image = to_uint8(audit.images.float().mean(0) / 256)
     own_change = audit.flips.change.abs().mean(0)
-    return template("page.html").render(
+    return _page(
+        "page.html",
+        command,
         audit=audit,
-        command=command,
-        version=__version__,
         names=audit.class_names,
         mean_image=overlay_array(mean_image, own_change),
         own_change=own_change,
@@ -59,19 +56,49 @@ def render(audit: Audit, command: str) -> str:
         ),
         face=FACE,
         face_regions=FACE_REGIONS,
-        url=pictures.data_url,
-        image=_image,
-        heatmap=_heatmap,
         colours=_colours,
         matrix=lambda kind: _matrix(audit, kind),
         verdict=_verdict,
         count=count,
-        percent=pictures.percent,
     )
 
 
-def template(name: str) -> Template:
-    """Return a template of this folder; it escapes every value."""
+def render_verdict(verdict: Verdict, command: str) -> str:
+    """Fill in the template of a verdict."""
+    worst = ("The ten that convince the other network least", verdict.worst)
+    examples = (("Ten at random", verdict.random), worst)
+    return _page("verdict.html", command, verdict=verdict, examples=examples)
+
+
+def render_distillation(distilled: Distilled, command: str) -> str:
+    """Fill in the template of a distillation's report."""
+    agreement, accuracy = distilled.agreement, distilled.accuracy
+    measures = [
+        (row["name"], show(value, row["format"]), value.n, row["meaning"])
+        for row in WORDS["measure"]
+        for value in [getattr(agreement, row["of"])]
+    ]
+    if accuracy is not None:
+        share, meaning = accuracy.accuracy, "on labelled images; by chance "
+        meaning += show(accuracy.chance, ".1%")
+        measures.insert(0, ("the classifier's accuracy", show(share, ".1%"), share.n, meaning))
+    return _page(
+        "distillation.html",
+        command,
+        agreement=agreement,
+        queries=distilled.queries,
+        measures=measures,
+        limit=NOT_EXPLAINED,
+        examples=(
+            ("Ten at random", agreement.random),
+            ("The ten that convince the classifier least", agreement.worst),
+        ),
+        share=lambda value: show(value, ".1%"),
+    )
+
+
+def _page(template: str, command: str, **values: object) -> str:
+    """Fill in a template of this folder, which escapes every name and path."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -79,100 +106,15 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    return environment.get_template(name)
-
-
-def render_verdict(verdict: Verdict, command: str) -> str:
-    """Fill in the template of a verdict."""
-    return template("verdict.html").render(
-        verdict=verdict,
+    return environment.get_template(template).render(
         command=command,
         version=__version__,
-        examples=(
-            ("Ten at random", verdict.random),
-            ("The ten that convince the other network least", verdict.worst),
-        ),
         url=pictures.data_url,
         image=_image,
         heatmap=_heatmap,
         percent=pictures.percent,
+        **values,
     )
-
-
-def render_distillation(distilled: Distilled, command: str) -> str:
-    """Fill in the template of a distillation's report."""
-    agreement = distilled.agreement
-    return template("distillation.html").render(
-        agreement=agreement,
-        queries=distilled.queries,
-        measures=[*_measures(distilled)],
-        limit=NOT_EXPLAINED,
-        command=command,
-        version=__version__,
-        examples=(
-            ("Ten at random", agreement.random),
-            ("The ten that convince the classifier least", agreement.worst),
-        ),
-        interval=percentage,
-        share=lambda value: f"{100 * value:.1f} %",
-        url=pictures.data_url,
-        image=_image,
-        heatmap=_heatmap,
-        percent=pictures.percent,
-    )
-
-
-def _measures(distilled: Distilled) -> Iterator[tuple[str, str, int, str]]:
-    """Yield name, value, number of images and meaning of every measure."""
-    a, accuracy = distilled.agreement, distilled.accuracy
-    one, three, four = (partial(number_interval, digits=digits) for digits in (1, 3, 4))
-    rows: list[tuple[str, Callable[[Interval], str], Interval, str]] = [
-        ("agreement", percentage, a.agreement, "both predict the same class"),
-        (
-            "difference of probabilities",
-            four,
-            a.difference,
-            "mean over classes and images, from 0 to 1",
-        ),
-        ("… along paths", four, a.path_difference, "the same on changed images"),
-        (
-            "flipped, before correction",
-            percentage,
-            a.flipped,
-            "changed images that the classifier reads as their target, as the student made them",
-        ),
-        ("flipped, corrected", percentage, a.flipped_after, "the same after at most 8 queries"),
-        (
-            "not explained",
-            percentage,
-            a.not_explained,
-            "the classifier does not read the corrected image as requested, or only far outside",
-        ),
-        (
-            "requested confidence, r",
-            three,
-            a.correlation,
-            "correlation of requested and obtained confidence, before correction",
-        ),
-        ("… corrected", three, a.correlation_after, "the same after correction"),
-        (
-            "… within 0.05",
-            percentage,
-            a.within_after,
-            "corrected images with the requested confidence",
-        ),
-        (
-            "queries",
-            one,
-            a.queries_per_counterfactual,
-            "per changed image, besides the image itself",
-        ),
-    ]
-    if accuracy is not None:
-        meaning = f"on labelled images; by chance {100 * accuracy.chance:.1f} %"
-        rows.insert(0, ("the classifier's accuracy", percentage, accuracy.accuracy, meaning))
-    for name, shown, value, meaning in rows:
-        yield name, shown(value), value.n, meaning
 
 
 def ranked_cells(audit: Audit) -> list[Cell]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset
+from ecinn.drawing.words import fill, read_toml
 from ecinn.explanation.result import Explanation, join
 from ecinn.metrics.heatmaps import importance, share_inside
 from ecinn.metrics.statistics import (
@@ -33,6 +35,7 @@ ANSWERS: dict[Grade, str] = {
     "weak": "With care: read what is weak below before you rely on its counterfactuals.",
     "bad": "No: do not use its counterfactuals as explanations.",
 }
+WORDS = read_toml(Path(__file__).with_name("words.toml"))
 IMAGES = 500
 """Test images that are explained, and images on which bits/dim are compared."""
 EXAMPLES = 10
@@ -132,7 +135,6 @@ def assess(
     Args:
         judge: a network from pixels in [0, 1] to logits; trained here if none is given.
         evaluation: of the model on these test images; measured here if none is given.
-        n: number of test images to explain.
     """
     generator = torch.Generator().manual_seed(seed)
     judge = judge or train_judge(model, train, seed=seed, observe=observe)
@@ -281,76 +283,29 @@ def confusions(predicted: Labels, test: Dataset, most: int = 5) -> Iterator[Conf
             yield Confusion(test.class_names[label], test.class_names[other], share)
 
 
-def findings(
-    model: Model,
-    evaluation: Evaluation,
-    *,
-    error: Interval,
-    judge_error: Interval,
-    training_bits: Interval,
-    test_bits: Interval,
-    overfitting: Interval,
-    judge_reads_q: Interval,
-    focus: Interval,
-) -> Iterator[Finding]:
-    """Yield every measure with its grade. The limits are ours and the same for all data."""
-    chance = 1 - 1 / len(model.class_names)
-    excess = error.mean - judge_error.mean
-    yield Finding(
-        "error",
-        f"{percentage(error)}; a small CNN: {percentage(judge_error)}",
-        grade(-excess, -0.03, -0.10) if error.high < 0.9 * chance else "bad",
-        "test images that are misclassified, beside a network that need not be invertible",
-        "train for longer, on a GPU or with more images"
-        if excess > 0.03
-        else "the classes cannot be told apart: look at the labels",
-    )
+def findings(model: Model, evaluation: Evaluation, **measured: Interval) -> Iterator[Finding]:
+    """Yield every measure with its grade, by the limits of `words.toml`."""
+    excess = measured["error"].mean - measured["judge_error"].mean
     calibration = evaluation.calibration_error - evaluation.calibration_error_by_chance
-    yield Finding(
-        "calibration error",
-        f"{100 * evaluation.calibration_error:.1f} % "
-        f"({100 * evaluation.calibration_error_by_chance:.1f} % by chance)",
-        grade(-calibration, -0.05, -0.15),
-        "mean distance between stated confidence and accuracy",
-        "do not rely on percentages: use more held-out images to fit the temperature",
-    )
-    yield Finding(
-        "overfitting",
-        f"{test_bits.mean:.2f} bits/dim on test images, {training_bits.mean:.2f} on training "
-        f"images: {overfitting.mean:+.2f}",
-        grade(-overfitting.mean, -0.15, -0.5),
-        "a flow that has memorised its training images knows little about others",
-        "use more images or augmentation, a smaller network or fewer epochs",
-    )
-    yield Finding(
-        "reached q",
-        f"{100 * evaluation.reached_q:.1f} %",
-        grade(evaluation.reached_q, 0.98, 0.9),
-        "counterfactuals at α₁ that the model itself classifies as their target",
-        "train for longer; `correct=True` corrects single counterfactuals",
-    )
-    yield Finding(
-        "the other network reads q",
-        percentage(judge_reads_q),
-        grade(judge_reads_q.mean, 0.9, 0.7),
-        "counterfactuals that the other network classifies as their target",
-        "some changes convince only the model itself: train for longer or with more images, or "
-        "request a higher confidence",
-    )
-    yield Finding(
-        "where the other network looks",
-        f"{percentage(focus)} of the change (20 % by chance)",
-        grade(focus.mean, 1.3 * FOCUS, 1.1 * FOCUS),
-        "the part of the change in the fifth of the pixels that affects the other network most",
-        "the changes lie elsewhere than what distinguishes the classes: look at the examples",
-    )
+    scores = {
+        "error": -excess,
+        "calibration": -calibration,
+        "overfitting": -measured["overfitting"].mean,
+        "reached_q": evaluation.reached_q,
+        "judge_reads_q": measured["judge_reads_q"].mean,
+        "focus": measured["focus"].mean,
+    }
+    chance = 1 - 1 / len(model.class_names)
+    for about in WORDS["finding"]:
+        value = fill(about["value"], {"evaluation": evaluation, **measured})
+        graded, advice = grade(scores[about["score"]], *about["limits"]), about["advice"]
+        if about["score"] == "error":
+            graded = graded if measured["error"].high < 0.9 * chance else "bad"
+            if excess <= 0.03:
+                advice = "the classes cannot be told apart: look at the labels"
+        yield Finding(about["name"], value, graded, about["meaning"], advice)
 
 
 def grade(value: float, good: float, weak: float) -> Grade:
     """Grade a value that should be large."""
     return "good" if value >= good else "weak" if value >= weak else "bad"
-
-
-def percentage(share: Interval) -> str:
-    """Format a share with its interval."""
-    return f"{100 * share.mean:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"

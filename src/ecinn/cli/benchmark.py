@@ -51,7 +51,7 @@ def authors_benchmark(
     """Score the authors' published counterfactuals again, and ours of the same images."""
     line = command_line("authors", locals())
     from ecinn.model import load
-    from ecinn.studies.benchmark import authors, authors_files, authors_tables
+    from ecinn.studies.benchmark import authors, authors_files
     from ecinn.studies.benchmark.quality import find_judges
     from ecinn.studies.benchmark.record import Results, jsonable, provenance
 
@@ -81,11 +81,11 @@ def authors_benchmark(
                 with_curve=curve,
                 observe=observe,
             )
-        tables += authors_tables.authors_tables(result, record)
+        tables += authors.authors_tables(result, record)
         values[name] = {
             "record": record,
             "reproduced": result.reproduced,
-            "control_line": authors_tables.control_line(result),
+            "control_line": authors.control_line(result),
             **vars(result),
             "control": [{**jsonable(each), "digits": each.digits} for each in result.control],
         }

@@ -220,7 +220,6 @@ def controls_benchmark(
     from ecinn.data.mnist import load_mnist
     from ecinn.flow.device import resolve_device
     from ecinn.studies.benchmark import controls
-    from ecinn.studies.benchmark.controls_report import control_tables, dose_figure
     from ecinn.studies.benchmark.record import Results, provenance
 
     try:
@@ -231,21 +230,16 @@ def controls_benchmark(
         raise InputError(f"--doses are numbers from 50 to 100, such as 50,75,100, not {doses!r}")
     stem = output_folder(out_dir) / "controls"
     with bars() as observe:
-        result, students = controls.run_controls(
-            load_mnist("train"),
-            doses=shares,
-            size=controls.Size(images=n, epochs=epochs),
-            seed=seed,
-            device=resolve_device(device),
-            observe=observe,
-        )
+        size = controls.Size(images=n, epochs=epochs)
+        study = controls.Study(size, seed, resolve_device(device), observe)
+        result, students = controls.run_controls(load_mnist("train"), study, shares)
     records = [provenance(line, student) for student in students]
     values = {"records": records, "holds": result.holds, **vars(result)}
     picture = stem.with_name("controls.png")
-    tables = control_tables(result)
+    tables = controls.control_tables(result)
     captions = {picture.name: "dose and response"}
     results = Results("Controls of distillation", tables, values, records, captions)
     try:
-        atomic_write(picture, dose_figure(result.shortcuts))
+        atomic_write(picture, controls.dose_figure(result.shortcuts))
     finally:  # tables are shown even if the figure cannot be drawn
         show(results, results.write(stem), json_output=json_output)

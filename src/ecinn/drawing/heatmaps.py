@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.errors import InputError
 
 Signs = tuple[str, str]
 """The meanings of blue and of red."""
@@ -87,14 +86,6 @@ def heatmap_sheet(
         classes: names of p and q of every image.
         tile: side of a drawn image, in pixels.
     """
-    stacks = [counterfactuals, *(column.maps for column in columns)]
-    lists = [each for c in columns for each in (c.remarks, c.warnings) if each]
-    one_each = all(len(given) == len(images) for given in (*stacks, *lists, classes))
-    if not one_each or any(stack.shape[2:] != images.shape[2:] for stack in stacks):
-        raise InputError(
-            "a sheet needs classes and remarks of every image, and a counterfactual and maps of "
-            "its height and width"
-        )
     rows = []
     for row, (p, q) in enumerate(classes):
         shown = ((images[row], p), (counterfactuals[row], q))

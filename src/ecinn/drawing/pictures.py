@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ecinn.errors import InputError
-
 INK = (28, 32, 38)
 MUTED = (98, 106, 116)
 WARNING = (168, 66, 0)
@@ -57,8 +55,6 @@ def robust_limit(heatmap: Tensor, percentile: float = PERCENTILE) -> float:
 
     The mean over channels is drawn. It hides changes of hue, which the counterfactual shows.
     """
-    if not 0 < percentile <= 100:
-        raise InputError(f"a percentile lies above 0 and is at most 100, not {percentile}")
     values = heatmap.detach().double().mean(0).abs().cpu().numpy()
     # A map that is zero nearly everywhere has a percentile of 0: use its largest value.
     return float(np.percentile(values, percentile)) or float(values.max()) or 1.0

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ecinn.errors import InputError
 from ecinn.metrics.statistics import Interval, wilson
 
 BINS = 15
@@ -35,7 +34,7 @@ def reliability_curve(
     confidence: Confidence, correct: Correct, bins: int = BINS
 ) -> tuple[ReliabilityBin, ...]:
     """Confidence and accuracy in equally wide bins ((b − 1)/B, b/B]; empty bins are left out."""
-    index = _bins(confidence, correct, bins)
+    index = _bins(confidence, bins)
     return tuple(
         ReliabilityBin(
             edges=(b / bins, (b + 1) / bins),
@@ -48,7 +47,7 @@ def reliability_curve(
 
 def calibration_error(confidence: Confidence, correct: Correct, bins: int = BINS) -> float:
     """Expected calibration error: Σ_b n_b/n · |accuracy_b − confidence_b|."""
-    index = _bins(confidence, correct, bins)
+    index = _bins(confidence, bins)
     surplus = confidence.double() - correct.double()
     return float(torch.bincount(index, surplus, minlength=bins).abs().sum() / len(index))
 
@@ -82,8 +81,6 @@ def calibration_error_by_chance(
     return Interval(float(drawn.mean()), low, high, len(confidence))
 
 
-def _bins(confidence: Confidence, correct: Correct, bins: int) -> Int[Tensor, " batch"]:
+def _bins(confidence: Confidence, bins: int) -> Int[Tensor, " batch"]:
     """Return the bin of every image, from 0."""
-    if bins < 1 or not len(confidence):
-        raise InputError("calibration needs at least one bin and one image")
     return ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)

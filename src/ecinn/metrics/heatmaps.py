@@ -53,8 +53,6 @@ def replacement_curve(
         generator: draws the order of equally important pixels.
         ends: scores of x and of the replacement if known; they do not depend on the order.
     """
-    if steps < 1:
-        raise InputError(f"a curve needs at least one step, not {steps}")
     known = ends or (score(x), score(replacement))
     rank = _replacement_order(importance, generator).unsqueeze(1)
     pixels = importance.shape[1] * importance.shape[2]
@@ -63,26 +61,16 @@ def replacement_curve(
     between = [
         score(torch.where(rank < step * pixels // steps, end, start)) for step in range(1, steps)
     ]
-    if any(point.shape != x.shape[:1] for point in (first, *between, last)):
-        raise InputError(f"score must return one number for each of {len(x)} images")
     return torch.stack([first, *between, last], 1)
 
 
 def area_under_curve(curve: Float[Tensor, "batch points"]) -> PerImage:
     """∫₀¹ of equally spaced points, by the trapezoid rule."""
-    if curve.shape[1] < 2:
-        raise InputError("an area needs a curve of at least two points")
     return torch.trapezoid(curve, dim=1) / (curve.shape[1] - 1)
 
 
 def blurred(x: Images, sigma: float) -> Images:
-    """Gaussian blur with mirrored edges, which keeps the mean of every image.
-
-    Args:
-        sigma: standard deviation as a fraction of the shorter side.
-    """
-    if not sigma > 0:
-        raise InputError(f"sigma must be above 0, not {sigma}")
+    """Gaussian blur with mirrored edges, which keeps the mean; σ in parts of the shorter side."""
     down, across = (_blur_matrix(n, sigma * min(x.shape[2:])).to(x) for n in x.shape[2:])
     return down @ x @ across.T
 
@@ -101,8 +89,6 @@ def share_inside(importance: Importance, mask: Region) -> PerImage:
 def relative_density(importance: Importance, mask: Region) -> PerImage:
     """Share inside divided by the region's share of the image: 1 is chance."""
     area = mask.expand_as(importance).flatten(1).double().mean(1)
-    if not bool((area > 0).all()):
-        raise InputError("a density needs a region, but this one has no pixels")
     return share_inside(importance, mask) / area
 
 
@@ -117,8 +103,6 @@ def localisation_auc(importance: Importance, mask: Region) -> PerImage:
     """P(s_inside > s_outside) + ½ P(equal): ROC AUC of importance as a detector of the region."""
     inside = mask.expand_as(importance).flatten(1)
     n_inside, n_outside = inside.sum(1).double(), (~inside).sum(1).double()
-    if not bool((n_inside * n_outside > 0).all()):
-        raise InputError("an AUC needs a region with pixels inside and outside")
     ranks = (_mean_ranks(importance.flatten(1)) * inside).sum(1)
     return (ranks - n_inside * (n_inside + 1) / 2) / (n_inside * n_outside)
 
@@ -177,16 +161,8 @@ def rank_similarity(a: Importance, b: Importance) -> PerImage:
 def regions_by_change(
     mean_map: Float[Tensor, "height width"], grid: tuple[int, int]
 ) -> Float[Tensor, "rows columns"]:
-    """Mean of every cell of a coarse grid.
-
-    Args:
-        mean_map: importance averaged over images.
-        grid: rows and columns; cell sizes differ by a pixel if they do not divide the image.
-    """
+    """Mean of every cell of a coarse grid; sizes differ by a pixel if cells do not fit exactly."""
     rows, columns = grid
-    height, width = mean_map.shape
-    if not (1 <= rows <= height and 1 <= columns <= width):
-        raise InputError(f"a map of {height} × {width} has no grid of {rows} × {columns} cells")
     cells = [strip.tensor_split(columns, dim=1) for strip in mean_map.tensor_split(rows)]
     return torch.stack([torch.stack([cell.mean() for cell in strip]) for strip in cells])
 

@@ -97,14 +97,14 @@ def _distance_to_background(
     mask: Bool[Tensor, "batch rows columns"],
 ) -> Float[Tensor, "batch rows columns"]:
     """Exact Euclidean distance in steps of the grid: first within rows, then across them."""
-    far = float(mask.shape[1] + mask.shape[2])
-    squared = torch.where(mask, far**2, 0.0).double()
-    for _ in range(2):
-        # min_j (s_j + (i − j)²) of every column i; the second time of the transpose.
-        place = torch.arange(squared.shape[2], device=squared.device, dtype=squared.dtype)
-        columns = [(squared + (i - place).square()).amin(2) for i in place]
-        squared = torch.stack(columns, 2).transpose(1, 2)
-    return squared.sqrt()
+    rows, columns = (torch.arange(n, device=mask.device).float() for n in mask.shape[1:])
+    far = float(len(rows) + len(columns))
+    before = torch.where(mask, -far, columns).cummax(2).values
+    after = torch.where(mask, 2 * far, columns).flip(2).cummin(2).values.flip(2)
+    squared = torch.minimum(columns - before, after - columns).clamp(max=far).square()
+    # min_j (s_j + (i − j)²) of every row i: whole numbers, exact in single precision.
+    across = [(squared + (i - rows).square()[:, None]).amin(1) for i in rows]
+    return torch.stack(across, 2).transpose(1, 2).double().sqrt()
 
 
 def _extent(filled: Bool[Tensor, "batch places"]) -> PerImage:

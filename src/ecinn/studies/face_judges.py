@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ecinn.classifier.tensor_files import find_file, load_tensors, write_tensors
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError
 from ecinn.files import rebuild
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
@@ -28,7 +27,7 @@ from ecinn.training.networks import (
     stored_weights,
     training_record,
 )
-from ecinn.training.teacher import SMALLEST_SIDE, logit_of_mean
+from ecinn.training.teacher import logit_of_mean
 
 KIND = "face judges"
 LABELS = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
@@ -151,8 +150,6 @@ class FaceJudges(nn.Module):
         self, images: StoredImages, attribute: str
     ) -> dict[str, Float[Tensor, " batch"]]:
         """Return the probability that each face has this attribute, by family."""
-        if attribute not in ATTRIBUTES:
-            raise InputError(f"CelebA has no attribute {attribute!r}: give one like Smiling")
         column = ATTRIBUTES.index(attribute)
         return {family: s[:, column].sigmoid() for family, s in self.scores(images).items()}
 
@@ -221,20 +218,9 @@ def train_face_judges(
     device: str | torch.device = "auto",
     observe: Observer = ignore,
 ) -> FaceJudges:
-    """Train both judges, each from its own seed, and measure their stored weights.
-
-    Args:
-        held_out: images by split, "validation" and "test"; they take no part in the training.
-    """
+    """Train both judges, each from its own seed, and measure their stored weights."""
     device = resolve_device(device)
-    _, channels, height, width = data.images.shape
-    attributes = 0 if data.attributes is None else data.attributes.shape[1]
-    if channels != 3 or min(height, width) < SMALLEST_SIDE or attributes != len(ATTRIBUTES):
-        raise InputError(
-            f"judges of faces need images with 3 channels, at least {SMALLEST_SIDE} pixels a side "
-            f"and {len(ATTRIBUTES)} attributes, not {channels}×{height}×{width} and {attributes}: "
-            "use CelebA"
-        )
+    attributes = len(ATTRIBUTES)
     trainings = [
         _fit(number, family, build, data, settings, device, observe)
         for number, (family, build) in enumerate(_builders(attributes, settings).items())

@@ -23,138 +23,72 @@ from helpers.authors import PUBLISHED, needs_the_authors, write_folder
 N = 6
 
 
-def conv(name: str, filters: int, activation: str, before: str) -> dict:
-    config = {
-        "name": name, "filters": filters, "kernel_size": [3, 3], "strides": [1, 1],
-        "padding": "same", "data_format": "channels_last", "dilation_rate": [1, 1],
-        "groups": 1, "activation": activation, "use_bias": True,
-    }  # fmt: skip
-    return layer("Conv2D", config, before)
-
-
-def layer(kind: str, config: dict, *before: str) -> dict:
-    nodes = [[[name, 0, 0, {}]] for name in before]
-    return {"class_name": kind, "config": config, "name": config["name"], "inbound_nodes": nodes}
-
-
-def keras_config() -> dict:
-    last = {"data_format": "channels_last"}
-    entry = layer("InputLayer", {"name": "in", "batch_input_shape": [None, 6, 8, 1]})
-    pool = {"name": "pool", "pool_size": [2, 2], "strides": [2, 2], "padding": "same", **last}
-    up = {"name": "up", "size": [2, 2], "interpolation": "nearest", **last}
-    encoder = [entry, conv("a", 3, "relu", "in"), layer("MaxPooling2D", pool, "a")]
-    decoder = [
-        layer("InputLayer", {"name": "code"}),
-        layer("UpSampling2D", up, "code"),
-        conv("b", 1, "linear", "up"),
-    ]
-    layers = [
-        entry,
-        layer("Functional", {"name": "encoder", "layers": encoder}, "in"),
-        layer("Functional", {"name": "decoder", "layers": decoder}, "encoder"),
-    ]
-    return {"config": {"layers": layers}}
-
-
-def write_keras(path: Path, seed: int, config: dict | None = None, **weights: np.ndarray) -> dict:
-    """An autoencoder with random weights as Keras lays it out in HDF5."""
+def write_keras(path: Path, seed: int) -> list[np.ndarray]:
+    """Random weights of the authors' autoencoder, as Keras lays them out in HDF5."""
     h5py = pytest.importorskip("h5py")
-    random = np.random.default_rng(seed)
-    arrays = {
-        "encoder/a/kernel:0": random.normal(size=(3, 3, 1, 3)).astype(np.float32),
-        "encoder/a/bias:0": random.normal(size=3).astype(np.float32),
-        "decoder/b/kernel:0": random.normal(size=(3, 3, 3, 1)).astype(np.float32),
-        "decoder/b/bias:0": random.normal(size=1).astype(np.float32),
-    } | {name.replace("__", "/") + ":0": value for name, value in weights.items()}
+    random, arrays = np.random.default_rng(seed), []
     with h5py.File(path, "w") as file:
-        file.attrs["model_config"] = json.dumps(config or keras_config())
-        for name, value in arrays.items():
-            file[f"model_weights/{name}"] = value
+        layers = file.create_group("model_weights")
+        layers.attrs["layer_names"] = ["in", "encoder", "decoder"]
+        layers.create_group("in").attrs["weight_names"] = []
+        for half, name in enumerate(("encoder", "decoder")):
+            names, group = [], layers.create_group(name)
+            for number, shape in enumerate(((1, 16), (16, 16), (16, 1)), 3 * half):
+                arrays += [random.normal(size=(3, 3, *shape)) / 4, random.normal(size=shape[1])]
+                for kind, array in zip(("kernel", "bias"), arrays[-2:], strict=True):
+                    names.append(f"conv_{number}/{kind}:0")
+                    group[names[-1]] = array.astype(np.float32)
+            group.attrs["weight_names"] = names
     return arrays
 
 
-def by_hand(weights: dict, image: np.ndarray) -> np.ndarray:
-    """The same autoencoder, one channel and one window at a time."""
-    kernel, bias = weights["encoder/a/kernel:0"], weights["encoder/a/bias:0"]
-    answer = np.zeros((6, 8)) + weights["decoder/b/bias:0"][0]
-    for channel in range(3):
-        hidden = scipy.signal.correlate2d(image, kernel[:, :, 0, channel], "same")
-        hidden = np.maximum(hidden + bias[channel], 0)
-        pooled = hidden.reshape(3, 2, 4, 2).max((1, 3)).repeat(2, 0).repeat(2, 1)
-        kernel_out = weights["decoder/b/kernel:0"][:, :, channel, 0]
-        answer += scipy.signal.correlate2d(pooled, kernel_out, "same")
-    return answer
+def by_hand(weights: list[np.ndarray], image: np.ndarray) -> np.ndarray:
+    """The same autoencoder, one window at a time; ReLUs after all but the third and the last."""
+    maps = image[None]
+    for layer, (kernel, bias) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+        if layer == 4:
+            maps = maps.repeat(2, 1).repeat(2, 2)
+        maps = np.stack(
+            [
+                sum(
+                    scipy.signal.correlate2d(channel, kernel[:, :, i, out], "same")
+                    for i, channel in enumerate(maps)
+                )
+                + bias[out]
+                for out in range(kernel.shape[3])
+            ]
+        )
+        maps = maps if layer in (2, 5) else np.maximum(maps, 0)
+        if layer == 1:
+            maps = maps.reshape(len(maps), len(image) // 2, 2, -1, 2).max((2, 4))
+    return maps[0]
 
 
 def test_keras_autoencoders_compute_what_their_files_say(tmp_path: Path, generator) -> None:
-    names = ["0", "1", "2", "all"]
+    names = [*map(str, range(10)), "all"]
     weights = {
         name: write_keras(tmp_path / f"ae_{name}.h5", seed) for seed, name in enumerate(names)
     }
     state = torch.get_rng_state()
-    autoencoders = load_autoencoders(tmp_path, 3, (1, 6, 8))
+    autoencoders = load_autoencoders(tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
-    images = torch.randint(256, (7, 1, 6, 8), generator=generator, dtype=torch.uint8)
-    p, q = torch.tensor([0, 1, 2, 0, 1, 2, 0]), torch.tensor([1, 2, 0, 2, 0, 1, 1])
+    images = torch.randint(256, (3, 1, 6, 8), generator=generator, dtype=torch.uint8)
+    p, q = torch.tensor([0, 1, 7]), torch.tensor([1, 9, 0])
     autoencoders = replace(autoencoders, batch_size=2)
     by_p, by_q, by_all = (autoencoders.reconstruct(images, labels) for labels in (p, q, None))
-    for i in range(7):
+    for i in range(3):
         pixels = images[i, 0].double().numpy() / 255 - 0.5
         for answer, name in ((by_p, f"{p[i]}"), (by_q, f"{q[i]}"), (by_all, "all")):
             expected = by_hand(weights[name], pixels)
-            np.testing.assert_allclose(answer[i, 0].numpy(), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(answer[i, 0].numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
-def broken_config(change: str) -> dict:
-    config = keras_config()
-    _, encoder, decoder = config["config"]["layers"]
-    first, last = encoder["config"]["layers"][1], decoder["config"]["layers"][2]
-    if change == "kind":
-        first["class_name"] = "BatchNormalization"
-    elif change == "activation":
-        first["config"]["activation"] = "swish"
-    elif change == "padding":
-        last["config"]["padding"] = "valid"
-    elif change == "branch":
-        decoder["inbound_nodes"] = [[["in", 0, 0, {}]]]
-    else:
-        del decoder["config"]["layers"][1]
-        last["inbound_nodes"] = [[["code", 0, 0, {}]]]
-    return config
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("kind", "BatchNormalization"),
-        ("activation", "swish"),
-        ("padding", "valid"),
-        ("branch", "layer decoder is not connected to encoder"),
-        ("no upsampling", r"\(1, 6, 8\) to \(1, 3, 4\)"),
-    ],
-)
-def test_networks_of_another_kind_are_refused(change: str, says: str, tmp_path: Path) -> None:
-    write_keras(tmp_path / "ae_0.h5", 0, broken_config(change))
-    with pytest.raises(InputError, match=says):
-        load_autoencoders(tmp_path, 1, (1, 6, 8))
-
-
-def test_damaged_autoencoders_say_what_is_wrong(tmp_path: Path) -> None:
+def test_damaged_autoencoders_are_named(tmp_path: Path) -> None:
     path = tmp_path / "ae_0.h5"
     with pytest.raises(InputError, match=r"ae_0\.h5 is missing"):
-        load_autoencoders(tmp_path, 1, (1, 6, 8))
+        load_autoencoders(tmp_path)
     path.write_bytes(b"<html>404</html>")
-    with pytest.raises(InputError, match=r"ae_0\.h5 is not a Keras autoencoder") as caught:
-        load_autoencoders(tmp_path, 1, (1, 6, 8))
-    assert "\n" not in str(caught.value)
-    write_keras(path, 0, encoder__a__kernel=np.zeros((3, 3, 1, 5), np.float32))
-    with pytest.raises(InputError, match="size mismatch for weight"):
-        load_autoencoders(tmp_path, 1, (1, 6, 8))
-    write_keras(path, 0, {"config": {}})
-    with pytest.raises(InputError, match="layers"):
-        load_autoencoders(tmp_path, 1, (1, 6, 8))
-    write_keras(path, 0)
-    with pytest.raises(InputError, match=r"maps \(1, 6, 8\) to \(1, 6, 8\), not \(1, 28, 28\)"):
+    with pytest.raises(InputError, match=r"ae_0\.h5 is not as the authors"):
         load_autoencoders(tmp_path)
 
 
@@ -193,17 +127,12 @@ def replace_arrays(path: Path, **arrays: np.ndarray | None) -> None:
 
 
 WRONG = {
-    "key": ("GB", {"q": None}, "should hold cfs, orig_pred, q, cf_pred but holds"),
-    "shape": ("GB", {"cfs": np.zeros((N, 32, 32), np.uint8)}, r"not uint8 of shape \(6, 32, 32\)"),
-    "type": ("GB", {"cfs": np.zeros((N, 28, 28))}, "not float64"),
-    "length": ("GEN", {"q": np.zeros(N + 1, int)}, r"q should be int64 of shape \(6,\)"),
-    "label": ("GL", {"orig_pred": np.full(N, 10)}, "orig_pred should lie in 0…9, not 10…10"),
-    "no p": ("GL", {"orig_pred": np.full(N, -1)}, "not -1…-1"),
-    "no q": ("GL", {"q": np.full(N, -1)}, "without a target"),
-    "pickle": ("GB", {"cfs": np.array([None] * N)}, "plain numpy arrays"),
-    "one-hot": ("Real", {"y": np.full((N, 10), 0.1, np.float32)}, "one-hot"),
-    "two ones": ("Real", {"y": np.ones((N, 10), np.float32)}, "one-hot"),
-    "fewer": ("Real", {"x": np.zeros((2, 28, 28, 1), np.uint8)}, r"of shape \(2, 10\)"),
+    "key": ("GB", {"q": None}, "q is not a file in the archive"),
+    "shape": ("GB", {"cfs": np.zeros((N, 32, 32), np.uint8)}, r"uint8 of shape \(6, 32, 32\)"),
+    "type": ("GB", {"cfs": np.zeros((N, 28, 28))}, "cfs is float64"),
+    "length": ("GEN", {"q": np.zeros(N + 1, int)}, r"q is int64 of shape \(7,\)"),
+    "pickle": ("GB", {"cfs": np.array([None] * N)}, "allow_pickle=False"),
+    "fewer": ("Real", {"x": np.zeros((2, 28, 28, 1), np.uint8)}, r"of shape \(6, 10\)"),
 }
 
 
@@ -218,9 +147,10 @@ def test_wrong_arrays_are_refused(wrong: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "html", "truncated", "npy"])
-def test_damaged_archives_are_named(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["data/GEN/mnist.npz", "output/mnist_[0]/results.json"])
+def test_damaged_files_are_named(damage: str, name: str, tmp_path: Path) -> None:
     write_folder(tmp_path)
-    path = tmp_path / "data" / "GEN" / "mnist.npz"
+    path = tmp_path / name
     data = path.read_bytes()
     path.unlink()
     if damage == "html":
@@ -228,24 +158,10 @@ def test_damaged_archives_are_named(damage: str, tmp_path: Path) -> None:
     elif damage == "truncated":
         path.write_bytes(data[: len(data) // 2])
     elif damage == "npy":
-        np.save(path.with_suffix(".npy"), np.zeros(3))
-        path.with_suffix(".npy").rename(path)
-    with pytest.raises(InputError, match=r"GEN.mnist\.npz is (missing|not an archive)"):
-        load_authors(tmp_path, "mnist")
-
-
-def test_missing_folder_and_wrong_scores_say_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give a whole copy of EvaluatingCounterfactuals"):
-        load_authors(tmp_path / "nowhere", "mnist")
-    write_folder(tmp_path)
-    scores = tmp_path / "output" / "mnist_[0]" / "results.json"
-    short = '{"FID": [{"method": "GB", "scores": [1]}]}'
-    for text in ("<html>", "[]", '{"FID": [{"method": "GB"}]}', short):
-        scores.write_text(text)
-        with pytest.raises(InputError, match=r"results\.json should hold"):
-            load_authors(tmp_path, "mnist")
-    scores.unlink()
-    with pytest.raises(InputError, match=r"results\.json is missing"):
+        np.save(tmp_path / "array.npy", np.zeros(3))
+        (tmp_path / "array.npy").rename(path)
+    what = "missing" if damage == "missing" else "not as the authors published it"
+    with pytest.raises(InputError, match=rf"{path.name} is {what}: give a whole copy"):
         load_authors(tmp_path, "mnist")
 
 
@@ -255,7 +171,7 @@ def test_row_skips_failed_and_black_but_counts_them_for_validity(tmp_path: Path)
     factors = [0.1 * label for label in range(10)]
     autoencoders = ClassAutoencoders([scaling(factor) for factor in factors], scaling(2.0))
     gen = benchmark.counterfactuals["GEN"]
-    row = score(benchmark.originals.images, gen, autoencoders)
+    row = score(benchmark.originals.images, gen, autoencoders).row
     assert (row.failed, row.black) == (1, 1)
     assert (row.class_changed.mean, row.class_changed.n) == (pytest.approx(4 / 6), 6)
     assert (row.reached.mean, row.reached.n) == (pytest.approx(3 / 6), 6)
@@ -279,7 +195,7 @@ def test_row_skips_failed_and_black_but_counts_them_for_validity(tmp_path: Path)
 def test_comparison_sees_a_difference_in_the_seventh_digit(tmp_path: Path) -> None:
     write_folder(tmp_path)
     benchmark = load_authors(tmp_path, "mnist")
-    row = score(benchmark.originals.images, benchmark.counterfactuals["GB"])
+    row = score(benchmark.originals.images, benchmark.counterfactuals["GB"]).row
     assert row.im1 is None
     en, path = row.as_published["ElasticNet"], tmp_path / "output" / "mnist_[0]" / "results.json"
     for scores, low, high in (
@@ -298,7 +214,7 @@ def test_any_method_can_be_scored(tmp_path: Path) -> None:
     write_folder(tmp_path)
     benchmark = load_authors(tmp_path, "mnist")
     gen, originals = benchmark.counterfactuals["GEN"], benchmark.originals.images
-    row = score(originals, StoredCounterfactuals("ours", originals, gen.p, gen.q, gen.q))
+    row = score(originals, StoredCounterfactuals("ours", originals, gen.p, gen.q, gen.q)).row
     assert (row.method, row.elastic_net.mean) == ("ours", 0)
     assert row.reached.mean == pytest.approx(5 / 6)
 
@@ -320,7 +236,7 @@ def test_first_images_keep_their_counterfactuals(tmp_path: Path) -> None:
 def test_published_validity_and_elastic_net_come_out_again(name) -> None:
     benchmark = load_authors(PUBLISHED, name)
     originals = benchmark.originals.images
-    rows = [score(originals, made) for made in benchmark.counterfactuals.values()]
+    rows = [score(originals, made).row for made in benchmark.counterfactuals.values()]
     comparisons = compare(benchmark, rows)
     assert len(comparisons) == 6
     for comparison in comparisons:
@@ -339,7 +255,7 @@ def test_published_im1_and_im2_come_out_again(name) -> None:
     methods = list(benchmark.counterfactuals) if os.environ.get("ECINN_FULL_TABLE") else ["GEN"]
     autoencoders = load_autoencoders(benchmark.autoencoders)
     rows = [
-        score(benchmark.originals.images, benchmark.counterfactuals[method], autoencoders)
+        score(benchmark.originals.images, benchmark.counterfactuals[method], autoencoders).row
         for method in methods
     ]
     comparisons = compare(benchmark, rows)
@@ -351,5 +267,5 @@ def test_published_im1_and_im2_come_out_again(name) -> None:
 @needs_the_authors
 def test_ecinn_of_the_authors_reaches_q_in_999_of_1000() -> None:
     benchmark = load_authors(PUBLISHED, "mnist")
-    row = score(benchmark.originals.images, benchmark.counterfactuals["GEN"])
+    row = score(benchmark.originals.images, benchmark.counterfactuals["GEN"]).row
     assert (row.reached.mean, row.failed, row.black) == (0.999, 0, 9)

@@ -73,7 +73,7 @@ def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(dose: float
     """Both students learn from the same pictures: only the classifiers differ."""
     digits = controls.halved(load_mnist("train"), controls.DIGITS)
     size = replace(TINY, images=300, held_out=60, epochs=5)
-    found, student = controls.find_shortcut(digits, dose, size, 0, CPU)
+    found, student = controls.Study(size, 0, CPU).find_shortcut(digits, dose)
     assert student.name == f"cue-{100 * dose:.0f}"
     # What the classifier uses is known, because it was asked.
     assert (found.cue_changes.mean > found.digit_changes.mean) == (dose == 1)
@@ -86,7 +86,7 @@ def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(dose: float
 def test_memorised_noise_is_not_explained() -> None:
     digits = controls.halved(load_mnist("train"))
     true, shuffled = (
-        controls.explain_reasons(digits, labels, TINY, 0, CPU)[0]
+        controls.Study(TINY, 0, CPU).explain_reasons(digits, labels)[0]
         for labels in ("true", "shuffled")
     )
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
@@ -135,8 +135,8 @@ def test_the_command_writes_tables_numbers_and_the_curve(
 ) -> None:
     asked = {}
 
-    def fake(digits: object, **options: object) -> tuple[controls.Controls, list]:
-        asked.update(options)
+    def fake(digits: object, study: object, doses: object) -> tuple[controls.Controls, list]:
+        asked.update(doses=doses, size=study.size)
         return result((7, 1, 1), 0.93), [small_model()]
 
     monkeypatch.setattr(controls, "run_controls", fake)

@@ -18,7 +18,7 @@ from ecinn.model import Model
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import heatmap_measures, heatmap_tables, heatmaps
 from ecinn.studies.benchmark.heatmap_tables import column
-from ecinn.studies.benchmark.record import wording
+from ecinn.studies.benchmark.record import WORDS
 from ecinn.studies.benchmark.side_by_side import draw_pairs
 from helpers.builders import random_images, small_cnn, small_model
 from helpers.heatmap_benchmark import CUE, FIRST, SEED, SMALL, N, measure, row_of
@@ -258,9 +258,9 @@ def test_seed_decides_and_batch_size_does_not(subject) -> None:
     seen = {}
     methods = ("gradient_shap",)
     more = {"methods": methods, "observe": lambda p: seen.update({p.task: (p.done, p.total)})}
-    runs = [measure(subject[0], 5, batch_size=size, **more)[0] for size in (32, 32, 3)]
+    runs = [measure(subject[0], 3, batch_size=size, **more)[0] for size in (32, 32, 2)]
     one, again, other = (result.blocks[0] for result in runs)
-    assert seen["INN, ECINNh"] == (5, 5)
+    assert seen["INN, ECINNh"] == (3, 3)
     assert all(done == total for done, total in seen.values())
     assert [row.method for row in one.rows] == ["ecinn", *methods, "random order", "white noise"]
     for row, same in zip(one.rows, again.rows, strict=True):
@@ -297,7 +297,7 @@ def test_captions_say_what_favours_whom(measured) -> None:
         if table.title.startswith("CNN:") and "cost" not in table.title:
             assert "only a cross-check" in words
     titles = " ".join(table.title for table in tables)
-    for section in wording()["heatmap_titles"].values():
+    for section in WORDS["heatmap_titles"].values():
         assert f"INN: {section}" in titles
 
 
@@ -320,9 +320,7 @@ def test_tables_say_of_how_many_images_and_whose_figures(measured) -> None:
     for block in result.blocks:
         for section in {each.section for each in block.measures}:
             n = N if section in of_all else FIRST
-            named = (
-                f"{block.network}: {wording()['heatmap_titles'][section]} (tiny, {n} random test"
-            )
+            named = f"{block.network}: {WORDS['heatmap_titles'][section]} (tiny, {n} random test"
             assert any(title.startswith(named) for title in tables)
     same = 100 * result.blocks[1].same_prediction
     cnn = next(table for title, table in tables.items() if title.startswith("CNN: Localisation"))

@@ -22,10 +22,17 @@ def test_auroc_is_mann_whitneys_u(generator: torch.Generator) -> None:
     assert ood.auroc(usual, unusual) == pytest.approx(expected)
 
 
+@pytest.fixture(autouse=True)
+def few_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pictures of every letter."""
+    monkeypatch.setattr(ood, "_DRAWS", 1)
+    monkeypatch.setattr(ood, "FONTS", {split: fonts[::6] for split, fonts in ood.FONTS.items()})
+
+
 def test_letters_are_framed_as_digits_and_differ_between_splits() -> None:
     pytest.importorskip("matplotlib")
-    one, other = (ood.draw_letters(ood.FONTS[split][:2], 3) for split in ("test", "validation"))
-    assert one.shape == (26, 6, 1, 28, 28)
+    one, other = (ood.draw_letters(ood.FONTS[split], 3) for split in ("test", "validation"))
+    assert one.shape == (26, 2, 1, 28, 28)
     assert not torch.equal(one, other)
     assert not set(ood.FONTS["test"]) & set(ood.FONTS["validation"])
     rows, columns = (one.amax((1, 2, 3 + axis)) > 0 for axis in (1, 0))
@@ -52,7 +59,7 @@ def test_the_measurement_counts_flags_and_ranks_scores(mnist: Model) -> None:
     assert (result.digits.n, result.kinds["Fashion-MNIST"].flagged.n) == (60, 20)
     assert result.kinds["noise"].flagged.mean == 1
     letters, plain = (result.kinds[n] for n in ("letters", "letters without B I O S Z"))
-    assert (letters.flagged.n, plain.flagged.n) == (26 * 24, 21 * 24)
+    assert (letters.flagged.n, plain.flagged.n) == (26 * 2, 21 * 2)
     for kind in ("letters", "drawn letters"):
         shares = result.by_letter[kind]
         assert result.kinds[kind].flagged.mean == pytest.approx(sum(shares.values()) / 26)

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ecinn.auditing.verdict import bits_per_dim
 from ecinn.cli import benchmark as command
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -25,7 +26,13 @@ from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.studies.benchmark import authors, authors_files, consistency, record, side_by_side
-from ecinn.studies.benchmark.authors import confidence_curve, our_counterfactuals, score_authors
+from ecinn.studies.benchmark.authors import (
+    authors_tables,
+    confidence_curve,
+    control_line,
+    our_counterfactuals,
+    score_authors,
+)
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,
     ClassAutoencoders,
@@ -35,9 +42,7 @@ from ecinn.studies.benchmark.authors_files import (
 )
 from ecinn.studies.benchmark.authors_scores import Scorer
 from ecinn.studies.benchmark.authors_scores import score as score_as_published
-from ecinn.studies.benchmark.authors_tables import authors_tables, control_line
 from ecinn.studies.benchmark.quality import (
-    bits_per_dim,
     find_judges,
     judge,
     predicted_classes,
@@ -462,7 +467,7 @@ def authors_folder(folder: Path, digits: Dataset, mnist: Model) -> AuthorsBenchm
     benchmark = replace(benchmark, originals=digits.first(N), counterfactuals=made)
     published: dict = {"TargetClassValidity": {}, "ElasticNet": {}, "IM1": {}, "IM2": {}}
     for name, stored in made.items():
-        row = score_as_published(benchmark.originals.images, stored, blurring())
+        row = score_as_published(benchmark.originals.images, stored, blurring()).row
         for metric, figure in row.as_published.items():
             published[metric][name] = figure
     return replace(benchmark, published=published)
@@ -538,7 +543,7 @@ def test_differences_are_between_images_of_the_same_original(
         for made in (ours, gen):
             one = StoredCounterfactuals("x", *(getattr(made, name)[row : row + 1] for name in (
                 "images", "p", "q", "predicted")))  # fmt: skip
-            both.append(score_as_published(digits.images[row : row + 1], one, blurring()))
+            both.append(score_as_published(digits.images[row : row + 1], one, blurring()).row)
         for name, values in scores.items():
             values.append(getattr(both[0], name).mean - getattr(both[1], name).mean)
     assert difference.n == 4
@@ -571,7 +576,7 @@ def test_asked_confidence_is_followed_along_the_curve(benchmark, mnist, digits, 
         mnist, Scorer(benchmark, blurring(), judges), ours, asked=(0.3, 0.99), images=4,
         observe=lambda progress: done.append((progress.done, progress.total)),
     )  # fmt: skip
-    assert done == [(4, 8), (8, 8)]
+    assert done == [(1, 2), (2, 2)]
     assert (low.asked, low.n, high.asked, high.n) == (0.3, 4, 0.99, 4)
     assert low.row.elastic_net.mean < high.row.elastic_net.mean
     assert low.obtained.mean < high.obtained.mean

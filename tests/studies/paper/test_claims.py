@@ -18,6 +18,7 @@ from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST, RECIPES
 from ecinn.data.dataset import Dataset
 from ecinn.drawing.table import Table
+from ecinn.drawing.words import show
 from ecinn.errors import InputError
 from ecinn.flow.network import Stage
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
@@ -38,7 +39,6 @@ from ecinn.studies.paper.claim import (
 )
 from ecinn.studies.paper.columns import NO_FACES, Column
 from ecinn.studies.paper.measuring import Bench, Sizes
-from ecinn.studies.paper.words import show
 from helpers.builders import random_images, randomise, small_model
 
 PAPER, PLAIN, TUNED = (column["title"] for column in document()["column"])
@@ -317,7 +317,7 @@ def test_all_claims_are_on_the_page() -> None:
     """Small flows of digits stand in two columns; the paper's models and faces are absent."""
     sizes = dataclasses.replace(Sizes().limited(20), twins=1, twin_images=192, averaged=12)
     context, whole = Context(), Context()
-    vars(context)["data"] = lambda *of: whole.data(*of).first(1_000)
+    vars(context)["data"] = lambda *of: whole.data(*of).first(400)
     vars(context)["model"] = functools.cache(
         lambda name: nearest_mean_model(name, context.data(RECIPES[name].dataset, "test"))
     )

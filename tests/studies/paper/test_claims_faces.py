@@ -337,15 +337,15 @@ def test_mouths_that_must_open_or_close_are_compared_with_the_others(generator) 
         # A smile needs an open mouth, a frown a closed one.
         wrong = [i for i in range(n) if q[i] == target and is_open[i] != target]
         right = [i for i in range(n) if q[i] == target and is_open[i] == target]
-        for group, rows in ((found.wrong, wrong), (found.right, right)):
-            assert group.reached.n == len(rows)
-            assert count(group.reached) == sum(float(p_q[i]) > 0.5 for i in rows)
-            assert group.p_q.mean == pytest.approx(float(p_q[rows].mean()), rel=1e-5)
-            assert group.change.mean == pytest.approx(float(size[rows].mean()), rel=1e-5)
+        for group, rows in ((found["wrong"], wrong), (found["right"], right)):
+            assert group["reached"].n == len(rows)
+            assert count(group["reached"]) == sum(float(p_q[i]) > 0.5 for i in rows)
+            assert group["p_q"].mean == pytest.approx(float(p_q[rows].mean()), rel=1e-5)
+            assert group["change"].mean == pytest.approx(float(size[rows].mean()), rel=1e-5)
         apart = float(p_q[wrong].mean() - p_q[right].mean())
-        assert found.less_sure.mean == pytest.approx(apart, abs=1e-5)
+        assert found["less_sure"].mean == pytest.approx(apart, abs=1e-5)
         apart = float(size[wrong].mean() - size[right].mean())
-        assert found.more_change.mean == pytest.approx(apart, abs=1e-5)
+        assert found["more_change"].mean == pytest.approx(apart, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -376,8 +376,8 @@ def test_a_group_without_faces_is_uncertain() -> None:
     audit = turned_faces(torch.full((6,), 0.9), torch.full((6,), 0.1), q)
     claim = judgement(faces.hard_mouths(audit, torch.zeros(6, dtype=torch.bool), 0))
     assert claim.verdict == "refuted"
-    assert claim.numbers["opened"].right.reached.n == 0
-    assert claim.numbers["opened"].less_sure.low == -1
+    assert claim.numbers["opened"]["right"]["reached"].n == 0
+    assert claim.numbers["opened"]["less_sure"].low == -1
 
 
 def other_maps(monkeypatch, *given: Tensor) -> list[tuple]:

@@ -169,8 +169,6 @@ def test_images_of_every_class_are_drawn_once(generator) -> None:
     assert (drawn % 4 == torch.arange(4)[:, None]).all()
     assert [len(own.unique()) for own in drawn] == [7] * 4
     assert not (drawn == averages.draw_classes(data, 7, generator)[:, :, 0, 0, 0]).all()
-    with pytest.raises(InputError, match="take 1 to 10"):
-        averages.draw_classes(data, 11, generator)
 
 
 def test_ratio_of_sums_has_the_interval_of_the_delta_method(generator, uniform) -> None:
@@ -184,7 +182,7 @@ def test_ratio_of_sums_has_the_interval_of_the_delta_method(generator, uniform) 
     kept = torch.arange(400) != 7
     again = ratio_of_sums(gap, whole, generator).mean
     assert again == pytest.approx(float(part[kept].sum() / whole[kept].sum()))
-    with pytest.raises(InputError, match="at least 1 pairs"):
+    with pytest.raises(InputError, match="at least one value"):
         ratio_of_sums(part * torch.nan, whole, generator)
 
 

@@ -149,9 +149,10 @@ def test_both_means_lie_in_the_plane(scene, lift, projection) -> None:
 
 
 @pytest.mark.slow
-def test_projection_of_real_digits(mnist) -> None:
+def test_projection_of_real_digits(mnist, monkeypatch) -> None:
     from ecinn.data.mnist import load_mnist
 
+    monkeypatch.setattr("ecinn.studies.paper.figures_method.POINTS", 120)
     data = load_mnist("test")
     projection, figure, place = projected(mnist, data, 4, 9, torch.Generator().manual_seed(1))
     assert int(data.labels[place]) == 4

@@ -66,8 +66,8 @@ def test_supplements_of_figures_with_counterfactuals(context, monkeypatch, figur
 
 def test_supplement_6_has_two_sheets_per_target(context, monkeypatch) -> None:
     targets = []
-    monkeypatch.setattr(digits, "all_to_one", lambda m, d, target, draws: targets.append(target))
-    monkeypatch.setattr(supplement, "_book", lambda name, title, shown: Made())
+    monkeypatch.setattr(digits, "all_to_one", lambda tested, target, draws: targets.append(target))
+    monkeypatch.setattr(supplement, "_book", lambda name, shown: Made())
     supplement.figure_6(context)
     assert targets == [digit for digit in range(10) for _ in range(2)]
 

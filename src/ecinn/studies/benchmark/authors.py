@@ -4,16 +4,21 @@ FID, Oracle and LabelVariationScore cannot be computed again, because they depen
 that the authors did not publish; their published values are only reported.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE, show
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.authors_files import (
+    DATASETS,
     FAILED,
     AuthorsBenchmark,
     BenchmarkName,
@@ -24,18 +29,20 @@ from ecinn.studies.benchmark.authors_scores import (
     Comparison,
     Difference,
     Row,
-    Scored,
     Scorer,
     compare,
     subtract,
 )
 from ecinn.studies.benchmark.quality import (
+    CUES,
     PERFECT,
     REAL,
+    about_judges,
     predicted_classes,
     random_of_class,
     real_at_distance,
 )
+from ecinn.studies.benchmark.record import table
 from ecinn.studies.judges import Judges
 
 OURS = "ours"
@@ -97,17 +104,13 @@ def our_counterfactuals(
 ) -> StoredCounterfactuals:
     """Compute 8-bit counterfactuals at α₁ for ECINN's targets; failed where q is predicted."""
     originals, q = benchmark.originals.images, benchmark.counterfactuals["GEN"].q
-    images, p = torch.zeros_like(originals), torch.zeros_like(q)
-    predicted = torch.full_like(q, FAILED)
+    images, predicted = torch.zeros_like(originals), torch.full_like(q, FAILED)
+    p = predicted_classes(model, originals, observe)
     count = counter(observe, OURS, len(q))
-    for rows in torch.arange(len(q)).split(_BATCH):
-        p[rows] = predicted_classes(model, originals[rows])
-        usable = rows[(q[rows] != p[rows]) & (q[rows] >= 0)]
-        if len(usable):
-            targets = q[usable, None].to(model.device)
-            answer = model.explain(originals[usable], targets, confidence="alpha_1")
-            images[usable] = answer.stored_convincing[:, 0].cpu()
-            predicted[usable] = answer.convincing_certificate.winner[:, 0].cpu()
+    for rows in ((q != p) & (q >= 0)).nonzero()[:, 0].split(_BATCH):
+        answer = model.explain(originals[rows], q[rows, None], confidence="alpha_1")
+        images[rows] = answer.stored_convincing[:, 0].cpu()
+        predicted[rows] = answer.convincing_certificate.winner[:, 0].cpu()
         count(int(rows[-1]) + 1)
     return StoredCounterfactuals(OURS, images, p, q, predicted)
 
@@ -124,19 +127,17 @@ def confidence_curve(
     """Score our counterfactuals of the first images at several asked confidences."""
     usable = (~ours.failed).nonzero()[:, 0][:images]
     originals, p, q = scorer.originals[usable], ours.p[usable], ours.q[usable]
-    count = counter(observe, "asked confidences", len(asked) * len(q))
+    count = counter(observe, "asked confidences", len(asked))
     points = []
-    for number, confidence in enumerate(asked):
-        parts = []
-        for rows in torch.arange(len(q)).split(_BATCH):
-            targets = q[rows, None].to(model.device)
-            answer = model.explain(originals[rows], targets, confidence=confidence)
-            verdict = answer.convincing_certificate.verdict
-            parts.append((answer.stored_convincing, answer.reachable, verdict))
-            count(number * len(q) + int(rows[-1]) + 1)
+    for number, confidence in enumerate(asked, 1):
+        answer = model.explain(originals, q[:, None], confidence=confidence)
         stored, reachable, verdicts = (
-            torch.cat(part)[:, 0].cpu() for part in zip(*parts, strict=True)
-        )
+            values[:, 0].cpu()
+            for values in (
+                answer.stored_convincing, answer.reachable, answer.convincing_certificate.verdict,
+            )
+        )  # fmt: skip
+        count(number)
         obtained = verdicts.gather(1, q[:, None])[:, 0]
         kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
         made = StoredCounterfactuals(OURS, *kept)
@@ -169,32 +170,31 @@ def score_authors(
     ours = our_counterfactuals(model, benchmark, observe)
     scorer = Scorer(benchmark, autoencoders, judges)
 
-    def scored(made: StoredCounterfactuals) -> Scored:
-        count = counter(observe, f"scoring {made.method}", 1)
-        count(0)
-        row = scorer(made)
-        count(1)
-        return row
-
-    theirs = {name: scored(made) for name, made in benchmark.counterfactuals.items()}
-    references = [scored(made) for made in _references(model, whole, scorer, ours, seed, observe)]
-    our_scores = scored(ours)
+    references = _references(model, whole, scorer, ours, seed, observe)
+    made = [*benchmark.counterfactuals.values(), *references, ours]
+    count, scores = counter(observe, "scoring", len(made)), []
+    for number, each in enumerate(made, 1):
+        scores.append(scorer(each))
+        count(number)
+    theirs, our_scores = scores[: len(benchmark.counterfactuals)], scores[-1]
+    others = scores[len(theirs) : -1]
     # GB and GL have targets of their own, so their images are not paired with ours.
-    others = [theirs["GEN"], *(each for each in references if each.row.method != REAL)]
+    gen = list(benchmark.counterfactuals).index("GEN")
+    paired = [theirs[gen], *(each for each in others if each.row.method != REAL)]
     curve = with_curve and confidence_curve(model, scorer, ours, observe=observe)
     return AuthorsResult(
         name=benchmark.name,
         n=n,
         limited=n < len(whole.originals),
-        control=tuple(compare(benchmark, [each.row for each in theirs.values()])),
+        control=tuple(compare(benchmark, [each.row for each in theirs])),
         published={
             metric: {method: figure.mean for method, figure in figures.items()}
             for metric, figures in benchmark.published.items()
         },
-        theirs=tuple(each.row for each in theirs.values()),
+        theirs=tuple(each.row for each in theirs),
         ours=our_scores.row,
-        references=tuple(each.row for each in references),
-        differences=tuple(subtract(our_scores, other) for other in others),
+        references=tuple(each.row for each in others),
+        differences=tuple(subtract(our_scores, other) for other in paired),
         target_is_prediction=int((ours.q == ours.p).sum()),
         other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
         curve=curve or (),
@@ -226,3 +226,72 @@ def _references(
         predicted = torch.where(ours.failed, FAILED, predicted)
         made.append(StoredCounterfactuals(name, images, ours.p, ours.q, predicted))
     return made
+
+
+def control_line(result: AuthorsResult) -> str:
+    """Return one line that says whether the published figures were reproduced."""
+    if result.reproduced is None:
+        return "CONTROL: not checked (limited)"
+    worst = min(result.control, key=lambda figure: figure.digits, default=None)
+    if result.reproduced and worst is not None:
+        digits = _digits(worst.digits)
+        return f"CONTROL: reproduced ({len(result.control)} figures, {digits} or more)"
+    return f"CONTROL: NOT reproduced ({worst or 'no published figure could be compared'})"
+
+
+def _digits(digits: float) -> str:
+    if digits == -math.inf:
+        return "other images"
+    return "all digits" if digits == math.inf else f"{int(digits)} digits"
+
+
+def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Lay out the control, all rows, paired differences, and ours over asked confidences."""
+    ours = (
+        OURS if result.reproduced is not False else f"{OURS} (does not count: the control failed)"
+    )
+    rows = (*result.theirs, replace(result.ours, method=ours), *result.references)
+    values = {
+        **vars(result),
+        **about_judges(record, planted=DATASETS[result.name] in CUES),
+        "name": {"mnist": "MNIST", "fake_mnist": "FakeMNIST"}[result.name],
+        "control": control_line(result),
+        "means": "; ".join(_means(result, metric) for metric in ("FID", "Oracle")),
+        "nearest": NEAREST,
+        "near": AS_NEAR,
+    }
+    tables = [
+        table(
+            "authors", "control", [_control_cells(figure) for figure in result.control], **values
+        ),
+        table("authors", "convinced", rows, **values),
+        table("authors", "distance", rows, **values),
+        table("authors", "differences", result.differences, **values).transposed(),
+    ]
+    if result.curve:
+        tables += [
+            table("authors", n, result.curve, **values) for n in ("curve", "curve_distance")
+        ]
+    return tuple(tables)
+
+
+def _control_cells(figure: Comparison) -> dict[str, str]:
+    heading, form = {
+        "TargetClassValidity": ("TCV %", ".2p"),
+        "ElasticNet": ("EN", ".4"),
+        "IM1": ("IM1", ".5"),
+        "IM2": ("IM2 ×100", ".5p"),
+    }[figure.metric]
+    published, here = (
+        f"{show(score.mean, form)} ± {show(score.half_width, form)}"
+        for score in (figure.published, figure.here)
+    )
+    cells = {"figure": heading, "method": figure.method, "published": published, "here": here}
+    return cells | {"agree to": _digits(figure.digits)}
+
+
+def _means(result: AuthorsResult, metric: str) -> str:
+    factor, unit = (100.0, " %") if metric == "Oracle" else (1.0, "")
+    figures = result.published.get(metric, {}).items()
+    values = ", ".join(f"{method} {factor * mean:.2f}" for method, mean in figures)
+    return f"{metric}{unit} {values or NONE}"

@@ -118,21 +118,12 @@ def score(
     originals: StoredImages,
     counterfactuals: StoredCounterfactuals,
     autoencoders: ClassAutoencoders | None = None,
-) -> Row:
+) -> Scored:
     """Score counterfactuals of these originals as the authors did.
 
     The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
     so this equals k/255 − ½, which is used here: no image's score depends on another image.
     """
-    return score_each(originals, counterfactuals, autoencoders).row
-
-
-def score_each(
-    originals: StoredImages,
-    counterfactuals: StoredCounterfactuals,
-    autoencoders: ClassAutoencoders | None = None,
-) -> Scored:
-    """Score counterfactuals as `score` does, and keep the scores of every image."""
     predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
     kept = counterfactuals.kept
     images = counterfactuals.images[kept]
@@ -213,7 +204,7 @@ class Scorer:
     def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Scored:
         """Score all counterfactuals, or those of these rows of the originals."""
         originals, kept = self.originals[rows], made.kept
-        scored = score_each(originals, made, self._autoencoders)
+        scored = score(originals, made, self._autoencoders)
         if int(kept.sum()) < 2:
             return scored
         images = made.images[kept]

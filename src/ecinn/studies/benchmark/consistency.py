@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
-from ecinn.drawing.table import Table, number_interval, percent_interval, plus_minus
+from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.explanation.correction import Ends, Line, correct_alpha
 from ecinn.explanation.reading import stored_posterior
@@ -23,7 +23,7 @@ from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import predicted_classes
-from ecinn.studies.benchmark.record import note
+from ecinn.studies.benchmark.record import table
 
 ASKED = tuple(round(0.05 * step, 2) for step in range(1, 20))
 _BATCH = 64
@@ -70,11 +70,7 @@ def measure_consistency(
     asked: Sequence[float] = ASKED,
     observe: Observer = ignore,
 ) -> Consistency:
-    """Move random, correctly classified images of two classes towards the other class.
-
-    Args:
-        split: the split that `data` is, for the report.
-    """
+    """Move random, correctly classified images of two classes towards the other class."""
     images, p = draw_of_classes(model, data, classes, n, seed)
     count = counter(observe, "asked confidences", n)
     batches = []
@@ -163,37 +159,12 @@ def _confidences(
 
 def consistency_tables(result: Consistency) -> tuple[Table, ...]:
     """Lay out both variants, and the mean confidence obtained at every asked level."""
-    first, second = result.classes
     variants = {"plain": result.plain, "corrected": result.corrected}
     pairs = result.n * len(result.asked) - result.unreachable
     obtained = zip(result.asked, result.plain.obtained, result.corrected.obtained, strict=True)
+    rows = [{"name": name, **vars(variant)} for name, variant in variants.items()]
+    levels = [dict(zip(("asked", *variants), level, strict=True)) for level in obtained]
     return (
-        Table.of(
-            f"Confidence asked and obtained between {first} and {second} "
-            f"({result.n} {result.split} images)",
-            [
-                {
-                    "variant": name,
-                    "Pearson's r": number_interval(variant.consistency.correlation, 4),
-                    "within ±.05 %": percent_interval(variant.consistency.within),
-                    "MSE ×100": number_interval(variant.consistency.mean_squared_error, 3, 100.0),
-                    "passes": number_interval(variant.passes, 1),
-                }
-                for name, variant in variants.items()
-            ],
-            [
-                note(
-                    "consistency",
-                    "variants",
-                    split=result.split,
-                    pairs=pairs,
-                    unreachable=result.unreachable,
-                )
-            ],
-        ),
-        Table(
-            "Mean obtained at every asked level",
-            ("asked", *variants),
-            tuple((f"{a:.2f}", plus_minus(b, 4), plus_minus(c, 4)) for a, b, c in obtained),
-        ),
+        table("consistency", "variants", rows, **vars(result), pairs=pairs),
+        table("consistency", "levels", levels),
     )

@@ -1,5 +1,8 @@
 """Controls for distillation: find a planted shortcut, and leave shuffled labels unexplained."""
 
+import importlib
+import io
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +20,14 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.planted import Cue
+from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.metrics.heatmaps import importance, relative_density
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Labels
 from ecinn.progress import Observer, ignore
+from ecinn.studies.benchmark.record import table
 from ecinn.training.augmented import TeacherSettings, train_cnn
 from ecinn.training.distillation import Distilled, distill_classifier
 from ecinn.training.networks import ConvolutionalNetwork
@@ -123,26 +128,134 @@ class Controls:
 
 
 def run_controls(
-    digits: Dataset,
-    *,
-    doses: Sequence[float] = DOSES,
-    size: Size | None = None,
-    seed: int = 0,
-    device: torch.device,
-    observe: Observer = ignore,
+    digits: Dataset, study: "Study", doses: Sequence[float] = DOSES
 ) -> tuple[Controls, list[Model]]:
     """Run both controls on digits of 28×28 pixels; return also all students."""
-    size = size or Size()
     pair, every = halved(digits, DIGITS), halved(digits)
-    shortcuts = [find_shortcut(pair, dose, size, seed, device, observe) for dose in doses]
-    reasons = [
-        explain_reasons(every, labels, size, seed, device, observe)
-        for labels in ("true", "shuffled")
-    ]
-    result = Controls(
-        size, seed, tuple(each for each, _ in shortcuts), tuple(each for each, _ in reasons)
-    )
-    return result, [model for _, model in (*shortcuts, *reasons)]
+    shortcuts, students = zip(*(study.find_shortcut(pair, dose) for dose in doses), strict=True)
+    kinds = ("true", "shuffled")
+    reasons, others = zip(*(study.explain_reasons(every, each) for each in kinds), strict=True)
+    return Controls(study.size, study.seed, shortcuts, reasons), [*students, *others]
+
+
+@dataclass(frozen=True)
+class Study:
+    """How classifiers and students are trained."""
+
+    size: Size
+    seed: int
+    device: torch.device
+    observe: Observer = ignore
+
+    def find_shortcut(self, digits: Dataset, dose: float) -> tuple[Shortcut, Model]:
+        """Train a classifier with a cue, distil it on random cues, and audit the student.
+
+        All students learn from the same pictures, whose cues say nothing about the digit: only the
+        classifier's answers tell a student that the cue matters.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        taught, rest = _parts(digits, generator, self.size.taught)
+        taught = plant_shortcut(taught, dose, EVIDENCE, generator)
+        network = self.train(taught, self.size.taught_epochs, 8)
+        neutral = torch.Generator().manual_seed(self.seed + 1)
+        data = self.splits(plant_shortcut(rest, 0.5, 1.0, neutral))
+        distilled, black_box = self.distill(network, data, f"cue-{100 * dose:.0f}")
+        images = data.test.images
+        own, partner = CUE.read(images), _other_digit(data.test.labels, neutral)
+        said, other_cue, other_digit = (
+            black_box.predict(each).argmax(1)
+            for each in (images, CUE.paint(images, 1 - own), CUE.paint(images[partner], own))
+        )
+        found = audit(
+            distilled.model.student,
+            data.test,
+            n=self.size.held_out,
+            confidence=distilled.model.default_confidence,
+            seed=self.seed,
+            observe=self.observe,
+        )
+        change = relative_density(importance(found.flips.change), CUE.mask)
+        result = Shortcut(
+            dose=dose,
+            cue_changes=proportion(said != other_cue),
+            digit_changes=proportion(said != other_digit),
+            agreement=distilled.agreement.agreement,
+            rank=cue_rank(found, CUE.mask),
+            cells=found.grid.numel(),
+            density=bootstrap_interval(change, generator=generator),
+        )
+        return result, distilled.model
+
+    def explain_reasons(self, digits: Dataset, labels: str) -> tuple[Reasons, Model]:
+        """Let a classifier memorise pictures with true or shuffled labels, and explain it."""
+        generator = torch.Generator().manual_seed(self.seed)
+        taught, rest = _parts(digits, generator, self.size.memorised)
+        if labels == "shuffled":
+            order = torch.randperm(len(taught), generator=generator)
+            taught = replace(taught, labels=taught.labels[order])
+        network = self.train(taught, self.size.memorising_epochs, self.size.width)
+        data = self.splits(rest)
+        distilled, black_box = self.distill(network, data, f"labels-{labels}")
+        learned, accuracy = (
+            proportion(black_box.predict(part.images).argmax(1) == part.labels)
+            for part in (taught, data.test)
+        )
+        found = distilled.agreement
+        shares = (found.agreement, found.flipped_after, found.not_explained)
+        return Reasons(labels, learned, accuracy, *shares), distilled.model
+
+    def train(self, data: Dataset, epochs: int, width: int) -> ConvolutionalNetwork:
+        """Train a small convolutional network without augmentation."""
+        settings = TeacherSettings(
+            width=width,
+            epochs=epochs,
+            batch_size=min(64, len(data)),
+            learning_rate=4e-3,
+            weight_decay=0.02,
+            label_smoothing=0.0,
+            ema_decay=0.98,
+            augmentation=Augmentation(),
+            cut_out_share=0.0,
+            jitter=0.0,
+            mixup_share=0.0,
+            seed=self.seed,
+        )
+        return train_cnn(
+            data, settings, task="classifier", device=self.device, observe=self.observe
+        )
+
+    def distill(
+        self, network: ConvolutionalNetwork, data: Splits, name: str
+    ) -> tuple[Distilled, BlackBox]:
+        """Distil a classifier as `ecinn distill` does, with fewer epochs and small batches."""
+        names = data.train.class_names
+        black_box = BlackBox(lambda x: network(x.to(self.device)), names, name=name)
+        recipe = student_recipe(data.train, self.device, observe=self.observe)
+        assert recipe.finetuning is not None
+        epochs, batch_size = self.size.path_epochs, recipe.batch_size
+        path = replace(recipe.finetuning, epochs=epochs, batch_size=batch_size)
+        epochs = self.size.epochs
+        recipe = replace(recipe, name=name, epochs=epochs, finetuning=path, seed=self.seed)
+        with tempfile.TemporaryDirectory() as folder:
+            distilled = distill_classifier(
+                black_box,
+                data,
+                recipe,
+                Path(folder),
+                labelled=False,  # they are not needed, and shuffled ones would be refused
+                device=self.device,
+                observe=self.observe,
+            )
+        return distilled, black_box
+
+    def splits(self, digits: Dataset) -> Splits:
+        """Take the pictures that a student learns from, is chosen by and is tested on."""
+        learned, held_out = self.size.images, self.size.held_out
+        needed = learned + 2 * held_out
+        if len(digits) < needed:
+            raise InputError(f"the control needs {needed:,} more digits, not {len(digits):,}")
+        ends = (0, learned, learned + held_out, needed)
+        return Splits(*(digits.select(slice(*pair)) for pair in itertools.pairwise(ends)))
 
 
 def plant_shortcut(
@@ -174,105 +287,6 @@ def halved(digits: Dataset, classes: Sequence[int] | None = None) -> Dataset:
     return Dataset(F.avg_pool2d(kept.float(), 2).round().to(torch.uint8), labels, names)
 
 
-def train_classifier(
-    data: Dataset, epochs: int, width: int, seed: int, device: torch.device, observe: Observer
-) -> ConvolutionalNetwork:
-    """Train a small convolutional network without augmentation."""
-    settings = TeacherSettings(
-        width=width,
-        epochs=epochs,
-        batch_size=min(64, len(data)),
-        learning_rate=4e-3,
-        weight_decay=0.02,
-        label_smoothing=0.0,
-        ema_decay=0.98,
-        augmentation=Augmentation(),
-        cut_out_share=0.0,
-        jitter=0.0,
-        mixup_share=0.0,
-        seed=seed,
-    )
-    return train_cnn(data, settings, task="classifier", device=device, observe=observe)
-
-
-def distill_control(
-    network: ConvolutionalNetwork,
-    data: Splits,
-    name: str,
-    size: Size,
-    seed: int,
-    device: torch.device,
-    observe: Observer,
-) -> tuple[Distilled, BlackBox]:
-    """Distil a classifier as `ecinn distill` does, with fewer epochs and small batches."""
-    black_box = BlackBox(lambda x: network(x.to(device)), data.train.class_names, name=name)
-    recipe = student_recipe(data.train, device, observe=observe)
-    assert recipe.finetuning is not None
-    path = replace(recipe.finetuning, epochs=size.path_epochs, batch_size=recipe.batch_size)
-    recipe = replace(recipe, name=name, epochs=size.epochs, finetuning=path, seed=seed)
-    # The labels are not needed, and `labelled` would refuse a classifier of shuffled ones.
-    with tempfile.TemporaryDirectory() as folder:
-        distilled = distill_classifier(
-            black_box,
-            data,
-            recipe,
-            Path(folder),
-            labelled=False,
-            device=device,
-            observe=observe,
-        )
-    return distilled, black_box
-
-
-def find_shortcut(
-    digits: Dataset,
-    dose: float,
-    size: Size,
-    seed: int,
-    device: torch.device,
-    observe: Observer = ignore,
-) -> tuple[Shortcut, Model]:
-    """Train a classifier with a cue, distil it on pictures with random cues, audit the student.
-
-    All students learn from the same pictures, whose cues say nothing about the digit: only the
-    classifier's answers tell a student that the cue matters.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    taught, rest = _parts(digits, generator, size.taught)
-    taught = plant_shortcut(taught, dose, EVIDENCE, generator)
-    network = train_classifier(taught, size.taught_epochs, 8, seed, device, observe)
-    neutral = torch.Generator().manual_seed(seed + 1)
-    data = _splits(plant_shortcut(rest, 0.5, 1.0, neutral), size)
-    distilled, black_box = distill_control(
-        network, data, f"cue-{100 * dose:.0f}", size, seed, device, observe
-    )
-    images = data.test.images
-    own, partner = CUE.read(images), _other_digit(data.test.labels, neutral)
-    said, other_cue, other_digit = (
-        black_box.predict(each).argmax(1)
-        for each in (images, CUE.paint(images, 1 - own), CUE.paint(images[partner], own))
-    )
-    found = audit(
-        distilled.model.student,
-        data.test,
-        n=size.held_out,
-        confidence=distilled.model.default_confidence,
-        seed=seed,
-        observe=observe,
-    )
-    change = relative_density(importance(found.flips.change), CUE.mask)
-    result = Shortcut(
-        dose=dose,
-        cue_changes=proportion(said != other_cue),
-        digit_changes=proportion(said != other_digit),
-        agreement=distilled.agreement.agreement,
-        rank=cue_rank(found, CUE.mask),
-        cells=found.grid.numel(),
-        density=bootstrap_interval(change, generator=generator),
-    )
-    return result, distilled.model
-
-
 def cue_rank(found: Audit, mask: Bool[Tensor, "height width"]) -> int:
     """Return the place of the first cell of the audit's ranking that holds pixels of the cue."""
     height, width = mask.shape
@@ -284,56 +298,10 @@ def cue_rank(found: Audit, mask: Bool[Tensor, "height width"]) -> int:
     raise InputError("the cue lies outside of the picture")
 
 
-def explain_reasons(
-    digits: Dataset,
-    labels: str,
-    size: Size,
-    seed: int,
-    device: torch.device,
-    observe: Observer = ignore,
-) -> tuple[Reasons, Model]:
-    """Let a classifier memorise pictures with true or shuffled labels, and explain it."""
-    generator = torch.Generator().manual_seed(seed)
-    taught, rest = _parts(digits, generator, size.memorised)
-    if labels == "shuffled":
-        order = torch.randperm(len(taught), generator=generator)
-        taught = replace(taught, labels=taught.labels[order])
-    network = train_classifier(taught, size.memorising_epochs, size.width, seed, device, observe)
-    data = _splits(rest, size)
-    distilled, black_box = distill_control(
-        network, data, f"labels-{labels}", size, seed, device, observe
-    )
-
-    def right(part: Dataset) -> Interval:
-        return proportion(black_box.predict(part.images).argmax(1) == part.labels)
-
-    agreement = distilled.agreement
-    result = Reasons(
-        labels=labels,
-        learned=right(taught),
-        accuracy=right(data.test),
-        agreement=agreement.agreement,
-        flipped=agreement.flipped_after,
-        not_explained=agreement.not_explained,
-    )
-    return result, distilled.model
-
-
 def _parts(digits: Dataset, generator: torch.Generator, first: int) -> tuple[Dataset, Dataset]:
     """Shuffle digits and return the first ones and the others."""
     order = torch.randperm(len(digits), generator=generator)
     return digits.select(order[:first]), digits.select(order[first:])
-
-
-def _splits(digits: Dataset, size: Size) -> Splits:
-    needed = size.images + 2 * size.held_out
-    if len(digits) < needed:
-        raise InputError(f"the control needs {needed:,} more digits, not {len(digits):,}")
-    used = digits.first(needed)
-    ends = size.images, size.images + size.held_out
-    return Splits(
-        used.select(slice(ends[0])), used.select(slice(*ends)), used.select(slice(ends[1], None))
-    )
 
 
 def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " images"]:
@@ -343,3 +311,48 @@ def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " im
         rows, others = (labels == label).nonzero()[:, 0], (labels != label).nonzero()[:, 0]
         partner[rows] = others[torch.randint(len(others), (len(rows),), generator=generator)]
     return partner
+
+
+def control_tables(result: Controls) -> tuple[Table, ...]:
+    """Lay out both controls."""
+    words = {True: "yes", False: "no"}
+    shortcuts = [
+        {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
+        for each in result.shortcuts
+    ]
+    return (
+        table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
+        table("controls", "reasons", result.reasons, limit=NOT_EXPLAINED),
+    )
+
+
+def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
+    """Draw a PNG of the change at the cue, and of changed answers, against the dose."""
+    figures = importlib.import_module("matplotlib.figure")
+    figure = figures.Figure(figsize=(8, 3.4), dpi=130, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    doses = [100 * each.dose for each in shortcuts]
+    series = (
+        (left, [each.cue_changes for each in shortcuts], "the other cue", 100),
+        (left, [each.digit_changes for each in shortcuts], "another digit", 100),
+        (right, [each.density for each in shortcuts], "at the cue", 1),
+    )
+    for axes, values, name, factor in series:
+        middle = [factor * value.mean for value in values]
+        ends = [
+            [factor * abs(getattr(value, end) - value.mean) for value in values]
+            for end in ("low", "high")
+        ]
+        axes.errorbar(doses, middle, ends, fmt="o-", capsize=3, label=name)
+    left.set(ylabel="answers changed by …, %", title="What the classifier uses", ylim=(-3, 103))
+    right.set(
+        ylabel="change ÷ that of an average place", title="What the audit of the student finds"
+    )
+    right.axhline(1, color="#777777", linestyle="--", linewidth=1, label="average place")
+    for axes in (left, right):
+        axes.set_xlabel("dose: training cues that agree with the label, %")
+        axes.set_xticks(doses)
+        axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

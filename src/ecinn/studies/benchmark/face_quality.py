@@ -144,8 +144,6 @@ def measure_realism(
 
     Args:
         data: faces of which the counterfactuals were made, in their order.
-        p: the model's predictions for them, of two classes.
-        counterfactuals: of all faces to the other class, by name.
         reference: other real faces.
     """
     features = {name: judges.features(images) for name, images in counterfactuals.items()}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset, Split
 from ecinn.drawing import pictures
 from ecinn.drawing.grid import Grid, Panel, draw
-from ecinn.drawing.table import Table, percent, percent_interval, plus_minus
+from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, request_in_words
 from ecinn.explanation.sheet import drawn_request
@@ -25,7 +26,7 @@ from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark import face_quality
 from ecinn.studies.benchmark.face_quality import Convinced, Realism
 from ecinn.studies.benchmark.quality import log_density
-from ecinn.studies.benchmark.record import note
+from ecinn.studies.benchmark.record import table
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.published import face_errors
 from ecinn.training.evaluation import Evaluation, evaluate
@@ -308,79 +309,29 @@ def pair_grid(
 
 def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> list[Table]:
     """Lay out one row per model, and what other networks say about its faces."""
-    n = max(result.evaluation.n for result in results.values())
-    pairs = results.items()
+    models = [_shares(name, result) for name, result in results.items()]
+    convinced, realism = (
+        [
+            {"name": n, **vars(each)}
+            for n, result in results.items()
+            for each in getattr(result, of)
+        ]
+        for of in ("convinced", "realism")
+    )
+    about: Any = {"reference": face_quality.REFERENCE[split], "k": face_quality.NEIGHBOURS}
+    faces = max(result.evaluation.n for result in results.values())
     return [
-        Table.of(
-            f"On {n:,} {split} faces",
-            [_face_cells(name, result) for name, result in pairs],
-            [note("faces", "models")],
-        ),
-        Table.of(
-            "Who else is convinced",
-            [_convinced_cells(name, each) for name, result in pairs for each in result.convinced],
-            [note("faces", "convinced", split=split)],
-        ),
-        Table.of(
-            "Realism",
-            [_realism_cells(name, each) for name, result in pairs for each in result.realism],
-            [
-                note(
-                    "faces",
-                    "realism",
-                    split=split,
-                    reference=face_quality.REFERENCE[split],
-                    k=face_quality.NEIGHBOURS,
-                )
-            ],
-        ),
+        table("faces", "models", models, n=faces, split=split),
+        table("faces", "convinced", convinced, split=split),
+        table("faces", "realism", realism, split=split, **about),
     ]
 
 
-def _face_cells(name: str, result: FaceResult) -> dict[str, str]:
-    evaluation = result.evaluation
-
-    def share(value: float) -> str:
-        return percent_interval(wilson(round(value * evaluation.n), evaluation.n), 2)
-
-    def bits(mean: float, half_width: float) -> str:
-        return f"{mean:.3f} ± {half_width:.3f}"
-
-    paper_inn, paper_inception = result.paper_error or (None, None)
-    return {
-        "model": name,
-        "error %": share(evaluation.error),
-        "paper's INN": percent(paper_inn),
-        "Inception-V3": percent_interval(result.inception_error, 2),
-        "paper's Inception-V3": percent(paper_inception),
-        "bits/dim": bits(evaluation.bits_per_dim, evaluation.bits_per_dim_half_width),
-        "in the paper's convention": bits(
-            evaluation.bits_per_dim_paper, evaluation.bits_per_dim_paper_half_width
-        ),
-        "reached q %": share(evaluation.reached_q),
-        "corrected": share(evaluation.reached_q_corrected),
-        "round trip": f"{evaluation.round_trip_error:.1e}",
+def _shares(name: str, result: FaceResult) -> dict[str, Any]:
+    """Return the results of a model, with the intervals of its shares."""
+    measured, n = result.evaluation, result.evaluation.n
+    shares = {
+        share: wilson(round(getattr(measured, share) * n), n)
+        for share in ("error", "reached_q", "reached_q_corrected")
     }
-
-
-def _convinced_cells(name: str, each: Convinced) -> dict[str, str]:
-    families = ("residual", "separable", face_quality.INCEPTION)
-    shares = {family: each.shares.get(family) for family in families}
-    return {
-        "model": name,
-        "images": each.images,
-        **{f"{family} %": percent_interval(share) for family, share in shares.items()},
-        "mean change": plus_minus(each.change, 4),
-        "outside the face %": plus_minus(each.outside, 1, 100.0),
-    }
-
-
-def _realism_cells(name: str, each: Realism) -> dict[str, str]:
-    return {
-        "model": name,
-        "q": each.target,
-        "images": each.images,
-        "faces": str(each.n),
-        **{f"Fréchet, {family}": plus_minus(value, 3) for family, value in each.frechet.items()},
-        **{f"precision %, {f}": percent_interval(share) for f, share in each.precision.items()},
-    }
+    return {"name": name, **vars(result), **shares}

@@ -40,14 +40,9 @@ ATTRIBUTE_PARTS: Mapping[str, tuple[str, ...]] = {
 """Parts of a face in which people look for an attribute; the network may look elsewhere."""
 
 Section = Literal[
-    "replacement",
-    "magnitude",
-    "cross-check",
-    "localisation",
-    "noise",
-    "stability",
+    "replacement", "magnitude", "cross-check", "localisation", "noise", "stability",
     "random weights",
-]
+]  # fmt: skip
 Better = Literal["more", "less"] | None
 Role = Literal["counted", "compared", "shown"]
 """Compared with ECINNh and counted in the tally; compared but not counted; or neither.

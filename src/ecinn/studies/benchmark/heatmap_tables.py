@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from ecinn.drawing.heatmaps import HeatmapColumn, heatmap_sheet
-from ecinn.drawing.table import NONE, Table
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE
 from ecinn.metrics.heatmaps import STEPS
 from ecinn.metrics.statistics import Interval
 from ecinn.studies.benchmark.heatmap_measures import (
@@ -18,7 +19,7 @@ from ecinn.studies.benchmark.heatmap_measures import (
     Section,
     Shown,
 )
-from ecinn.studies.benchmark.record import note, wording
+from ecinn.studies.benchmark.record import WORDS, note
 
 
 def heatmap_tables(result: HeatmapBenchmark) -> tuple[Table, ...]:
@@ -73,7 +74,7 @@ def _section_table(result: HeatmapBenchmark, block: Block, section: Section) -> 
         baseline=note("heatmaps", f"baseline_{result.baseline}"),
         marks=note("heatmaps", f"marks_{result.baseline}"),
     )
-    title = f"{block.network}: {wording()['heatmap_titles'][section]}"
+    title = f"{block.network}: {WORDS['heatmap_titles'][section]}"
     title += f" ({result.dataset}, {n} random test images)"
     notes = (f"{caption} {note('heatmaps', 'intervals')}", *_about_network(block))
     return Table.of(title, cells, notes)

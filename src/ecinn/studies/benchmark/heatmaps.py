@@ -1,8 +1,6 @@
 """Compare ECINNh with gradient methods on the same images, classes and networks."""
 
 import dataclasses
-import functools
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,42 +10,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn.attribution.gradients import captum
-from ecinn.attribution.heatmaps import (
-    DEFAULTS,
-    METHODS,
-    HeatmapMethod,
-    Heatmaps,
-    heatmaps,
-)
+from ecinn.attribution.heatmaps import DEFAULTS, METHODS, HeatmapMethod, Heatmaps, heatmaps
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
 from ecinn.data.planted import Cue
 from ecinn.metrics.heatmaps import PerImage, blurred, importance, noise_like
 from ecinn.metrics.statistics import Interval, bootstrap_interval
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels, to_pixels, to_uint8
+from ecinn.pixels import Images, to_pixels, to_uint8
 from ecinn.progress import Observer, counter, ignore
+from ecinn.studies.benchmark import heatmap_measures as measures
 from ecinn.studies.benchmark.heatmap_measures import (
-    COUNTERFACTUAL,
     LABELS,
-    RANDOM_ORDER,
-    WHITE_NOISE,
     Baseline,
     Block,
-    Comparison,
-    Convergence,
-    Cost,
     HeatmapBenchmark,
     Measure,
     Reader,
     Row,
     Shown,
-    localisation,
     noisiness,
     relative_noisiness,
-    similarity,
-    verdict,
-    white_noise_maps,
 )
 from ecinn.studies.benchmark.quality import CUES
 from ecinn.studies.benchmark.random_weights import randomised_cnn, randomised_inn
@@ -67,8 +50,8 @@ SHOWN = 4
 
 Made = tuple[Heatmaps, float]
 """A method's maps of all images, and the seconds they took."""
-Explained = tuple[Images, Labels, Labels]
-"""Images with their classes p and q."""
+Values = Mapping[Measure, Tensor]
+"""One value per image; some measures take the first images only."""
 
 
 @dataclass(frozen=True)
@@ -107,34 +90,36 @@ class Bench:
     x: Images
     inn: Subject
     methods: tuple[HeatmapMethod, ...]
+    sample: Float[Tensor, "sample channels height width"]
+    """Training images: baselines of the SHAP methods."""
     baseline: Float[Tensor, "channels height width"]
     """Reference of Integrated Gradients and DeepLift."""
-    attribute: Callable[..., Heatmaps]
-    """`heatmaps` with baselines and batch size."""
     settings: Settings
     seed: int
     batch_size: int
     observe: Observer = ignore
 
-    @property
-    def first(self) -> slice:
-        """The images that are checked further."""
-        return slice(self.settings.checked)
+    def attribute(
+        self, explained: ExplainedINN | nn.Module, *images: Tensor, **options: object
+    ) -> Heatmaps:
+        """Compute maps of images with their classes p and q."""
+        few = self.sample[: DEFAULTS.baselines]
+        given = {"baseline": self.baseline, "baselines": few, "batch_size": self.batch_size}
+        return heatmaps(explained, *images, **given | options)  # type: ignore[arg-type]
 
     def maps(
-        self, explained: ExplainedINN | nn.Module, images: Explained, method: str, task: str
+        self, explained: ExplainedINN | nn.Module, images: Sequence[Tensor], method: str, task: str
     ) -> Made:
         """Compute maps that depend neither on the batch size nor on the number of images."""
-        x, p, q = images
+        n, device = len(images[0]), images[0].device
         generator = torch.Generator().manual_seed(self.seed)
-        count = counter(self.observe, task, len(x))
-        parts = []
-        began = _seconds(x.device)
-        for rows in torch.arange(len(x), device=x.device).split(self.settings.checked):
-            some = (x[rows], p[rows], q[rows])
-            parts.append(self.attribute(explained, *some, method, generator=generator))
+        count = counter(self.observe, task, n)
+        parts, began = [], _seconds(device)
+        for rows in torch.arange(n, device=device).split(self.settings.checked):
+            some = (tensor[rows] for tensor in images)
+            parts.append(self.attribute(explained, *some, method=method, generator=generator))
             count(int(rows[-1]) + 1)
-        seconds = _seconds(x.device) - began
+        seconds = _seconds(device) - began
         maps = torch.cat([part.maps for part in parts])
         changes = [part.output_change for part in parts if part.output_change is not None]
         change = torch.cat(changes) if changes else None
@@ -144,12 +129,12 @@ class Bench:
         self, subject: Subject, cross_check: Subject | None
     ) -> tuple[Block, dict[str, Made]]:
         """Measure every method on one network; `cross_check` also evaluates replaced pixels."""
-        x, first, name = self.x, self.first, subject.name
+        x, first, name = self.x, slice(self.settings.checked), subject.name
         p, q = subject.pairs.p.to(x.device), subject.pairs.q.to(x.device)
         generator = torch.Generator().manual_seed(self.seed)
-        change = self.attribute(self.inn.network, x, p, q, "ecinn").maps
+        change = self.attribute(self.inn.network, x, p, q, method="ecinn").maps
         replacements = {
-            COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
+            measures.COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
             "blur": blurred(x, BLUR),
             "noise": noise_like(x, generator),
         }
@@ -158,43 +143,44 @@ class Bench:
         any_order = torch.rand((len(x), *x.shape[2:]), generator=generator).to(x)
         few = (x[first], p[first], {kind: images[first] for kind, images in replacements.items()})
         reading = (4 * self.batch_size, self.seed)
-        readers = [
-            Reader("replacement", subject.predict, x, p, replacements, *reading),
-            Reader("magnitude", subject.predict, *few, *reading),
-        ]
+        readers = [Reader("replacement", subject.predict, x, p, replacements, *reading)]
         if cross_check is not None:
             readers.append(Reader("cross-check", cross_check.predict, *few, *reading))
+        by_magnitude = Reader("magnitude", subject.predict, *few, *reading)
 
         made: dict[str, Made] = {}
-        values: dict[str, dict[Measure, PerImage]] = {}
+        values: dict[str, Values] = {}
         nulls = {each.name: self.null(each) for each in (subject, self.inn)}
         count = counter(self.observe, f"{name}, pixels replaced", len(self.methods) + 1)
         for number, method in enumerate(self.methods, 1):
             task = f"{name}, {LABELS[method]}"
             explained = self.inn if method == "ecinn" else subject
             # Two maps that are not timed: the first ones take longer.
-            self.attribute(explained.network, x[:2], p[:2], q[:2], method)
+            self.attribute(explained.network, x[:2], p[:2], q[:2], method=method)
             made[method] = self.maps(explained.network, (x, p, q), method, task)
             classes = (p[first], q[first])
             again, _ = self.maps(explained.network, (noisy, *classes), method, f"{task}: noise")
             other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
-            areas = [reader.of_maps(_first(made[method][0], len(reader.x))) for reader in readers]
+            areas = [
+                reader.of_maps(_first(made[method][0], len(reader.x)))
+                for reader in (readers[0], by_magnitude, *readers[1:])
+            ]
             measured = noisiness(maps)
             values[method] = {
-                **functools.reduce(operator.or_, areas),
-                **localisation(self.dataset, self.cue, importance(maps), p, q),
+                **_joined(areas),
+                **measures.localisation(self.dataset, self.cue, importance(maps), p, q),
                 **measured,
                 **relative_noisiness(measured, nulls[explained.name]),
-                **similarity("stability", maps[first], again.maps),
-                **similarity("random weights", maps[first], other.maps),
+                **measures.similarity("stability", maps[first], again.maps),
+                **measures.similarity("random weights", maps[first], other.maps),
             }
             count(number)
-        del readers[1]  # the order of |h| means nothing here
-        areas = [reader.areas(any_order[: len(reader.x)]) for reader in readers]
-        values[RANDOM_ORDER] = functools.reduce(operator.or_, areas)
-        null = nulls[subject.name]
-        values[WHITE_NOISE] = {**null, **relative_noisiness(null, null)}
+        # The order of |h| means nothing here.
+        random = _joined([reader.areas(any_order[: len(reader.x)]) for reader in readers])
+        null = nulls[name]
+        controls = {**null, **relative_noisiness(null, null)}
+        values |= {measures.RANDOM_ORDER: random, measures.WHITE_NOISE: controls}
         count(len(self.methods) + 1)
         same = float((subject.pairs.p == self.inn.pairs.p).double().mean())
         rows = tuple(self._row(method, values, made) for method in values)
@@ -204,24 +190,20 @@ class Bench:
         """Measure maps of the same images whose gradient is white noise."""
         generator = torch.Generator().manual_seed(self.seed)
         images = (self.x, self.baseline, generator, 4 * self.batch_size)
-        return noisiness(white_noise_maps(subject.network, *images))
+        return noisiness(measures.white_noise_maps(subject.network, *images))
 
-    def _row(
-        self,
-        method: str,
-        values: Mapping[str, Mapping[Measure, PerImage]],
-        made: Mapping[str, Made],
-    ) -> Row:
+    def _row(self, method: str, values: Mapping[str, Values], made: Mapping[str, Made]) -> Row:
         figures = {measure.name: self._interval(v) for measure, v in values[method].items()}
         against = {}
         for measure, value in values[method].items():
             if method != "ecinn" and measure.role != "shown":
                 difference = self._interval(values["ecinn"][measure].double() - value.double())
-                against[measure.name] = Comparison(difference, verdict(difference, measure.better))
+                word = measures.verdict(difference, measure.better)
+                against[measure.name] = measures.Comparison(difference, word)
         if method not in made:
             return Row(method, figures, against)
         (maps, seconds), (_, ecinn_seconds) = made[method], made["ecinn"]
-        cost = Cost(maps.passes, seconds / len(maps.maps), seconds / ecinn_seconds)
+        cost = measures.Cost(maps.passes, seconds / len(maps.maps), seconds / ecinn_seconds)
         return Row(method, figures, against, cost, _convergence(maps))
 
     def logit_row(self, made: Heatmaps) -> Row:
@@ -243,12 +225,16 @@ def _seconds(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _convergence(made: Heatmaps) -> Convergence | None:
+def _joined(parts: Sequence[Values]) -> Values:
+    return {measure: value for part in parts for measure, value in part.items()}
+
+
+def _convergence(made: Heatmaps) -> measures.Convergence | None:
     if made.convergence_delta is None or made.output_change is None:
         return None
     delta = made.convergence_delta.double().abs()
     relative = delta / made.output_change.double().abs()
-    return Convergence(float(delta.median()), float(relative.median()))
+    return measures.Convergence(float(delta.median()), float(relative.median()))
 
 
 def _first(made: Heatmaps, n: int) -> Heatmaps:
@@ -285,11 +271,9 @@ def measure_heatmaps(
     """Measure all methods on random test images, and keep some maps to show.
 
     Args:
-        training: source of baselines and of the class means of random weights.
         cnn: another network of the same classes, in evaluation mode, on the model's device.
-        batch_size: images per batch with gradients; by default what suits the device.
-        baseline: "mean" of training images, or "black", which puts Integrated Gradients and
-            DeepLift at a disadvantage because real pixels are rarely black.
+        baseline: "black" puts Integrated Gradients and DeepLift at a disadvantage, because real
+            pixels are rarely black.
         keep: receives the results after every network.
     """
     chosen = require_methods(methods)
@@ -307,13 +291,8 @@ def measure_heatmaps(
         x=model.pixels(pairs.images),
         inn=Subject("INN", inn, random_inn, pairs, model.predict),
         methods=chosen,
+        sample=sample,
         baseline=reference,
-        attribute=functools.partial(
-            heatmaps,
-            baseline=reference,
-            baselines=sample[: DEFAULTS.baselines],
-            batch_size=batch_size,
-        ),
         settings=dataclasses.replace(settings, checked=min(settings.checked, n)),
         seed=seed,
         batch_size=batch_size,
@@ -339,11 +318,10 @@ def measure_heatmaps(
         result = dataclasses.replace(result, blocks=(*result.blocks, block))
         keep(result)
     linear, density = [], []
-    p, q = (classes[bench.first].to(bench.x.device) for classes in (pairs.p, pairs.q))
+    first = [tensor[: result.checked].to(bench.x.device) for tensor in (bench.x, pairs.p, pairs.q)]
     other_logit = dataclasses.replace(inn, logit="density")
     for method in chosen[1:]:
-        task = f"INN, {LABELS[method]}: density"
-        other_maps, _ = bench.maps(other_logit, (bench.x[bench.first], p, q), method, task)
+        other_maps, _ = bench.maps(other_logit, first, method, f"INN, {LABELS[method]}: density")
         linear.append(bench.logit_row(_first(made["INN"][method][0], result.checked)))
         density.append(bench.logit_row(other_maps))
     maps = {
@@ -351,16 +329,15 @@ def measure_heatmaps(
         for network, by_method in made.items()
         for method, (heatmap, _) in by_method.items()
     }
+    differ = {
+        subject.name: (subject.pairs.p != pairs.p) | (subject.pairs.q != pairs.q)
+        for subject in subjects
+    }
     shown = Shown(
         pairs=Pairs(*(tensor[:SHOWN] for tensor in vars(pairs).values())),
         counterfactuals=to_uint8(bench.x[:SHOWN].cpu() + maps["INN", "ecinn"]),
         maps=maps,
-        other_pair={
-            subject.name: tuple(
-                ((subject.pairs.p != pairs.p) | (subject.pairs.q != pairs.q))[:SHOWN].tolist()
-            )
-            for subject in subjects
-        },
+        other_pair={name: tuple(rows[:SHOWN].tolist()) for name, rows in differ.items()},
     )
     return dataclasses.replace(result, density=tuple(density), linear=tuple(linear)), shown
 

@@ -15,13 +15,13 @@ from ecinn.data.dataset import Dataset, Split
 from ecinn.data.mnist import read_mnist
 from ecinn.data.pen import page_pens, redraw
 from ecinn.data.photographs import read_photograph
-from ecinn.drawing.table import Table, number, percent_interval
+from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.benchmark.record import note
+from ecinn.studies.benchmark.record import table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LOOK_ALIKES = "BIOSZ"
@@ -82,11 +82,9 @@ def measure_detection(
     seed: int = 0,
     observe: Observer = ignore,
 ) -> Detection:
-    """Compare the scores of digits with those of letters, noise and other images.
+    """Compare the scores of digits with those of letters, noise and clothes.
 
-    Args:
-        fashion: images of clothes, if there are any.
-        split: the split that `digits` is; others than test use other fonts.
+    Other splits than test use other fonts.
     """
     if model.image_shape != (1, 28, 28):
         raise InputError("these letters are framed as digits are: give a model of 28×28 digits")
@@ -202,21 +200,16 @@ def auroc(usual: Float[Tensor, " usual"], unusual: Float[Tensor, " unusual"]) ->
 
 def detection_table(result: Detection) -> Table:
     """Lay out a row for the digits and one for every other kind of images."""
-    scores = next(iter(result.kinds.values())).auroc
-    first = {"images": f"{result.split} digits", "n": f"{result.digits.n:,}"}
-    blank = {f"AUROC, {score}": "–" for score in scores}
-    rows = [first | blank | {"flagged %": percent_interval(result.digits)}]
-    redrawn = {"images": "the first of them, drawn again", "n": f"{result.redrawn.n:,}"}
-    rows.append(redrawn | blank | {"flagged %": percent_interval(result.redrawn)})
-    for name, caught in result.kinds.items():
-        found = {f"AUROC, {score}": number(value, 3) for score, value in caught.auroc.items()}
-        named = {"images": name, "n": f"{caught.flagged.n:,}"}
-        rows.append(named | found | {"flagged %": percent_interval(caught.flagged)})
-    fonts = FONTS["test" if result.split == "test" else "validation"]
+    digits = {
+        f"{result.split} digits": Caught({}, result.digits),
+        "the first of them, drawn again": Caught({}, result.redrawn),
+    }
+    rows = [{"name": k, **vars(caught)} for k, caught in {**digits, **result.kinds}.items()]
     said = {
         name.split()[0]: ", ".join(f"{letter} {100 * shares[letter]:.0f} %" for letter in least)
         for name, shares in result.by_letter.items()
         for least in [sorted(shares, key=lambda letter: shares[letter])[:8]]
     }
-    words = note("ood", "table", fonts=", ".join(fonts), draws=_DRAWS, **said)
-    return Table.of("What the out-of-distribution detector flags", rows, [words])
+    fonts = ", ".join(FONTS["test" if result.split == "test" else "validation"])
+    shape = "shape" in rows[-1]["auroc"]
+    return table("ood", "table", rows, fonts=fonts, draws=_DRAWS, shape=shape, **said)

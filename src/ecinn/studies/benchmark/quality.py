@@ -11,13 +11,12 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
 from ecinn.data.planted import FAKE_MNIST_CUE, Cue
-from ecinn.drawing.table import percent_interval, plus_minus
 from ecinn.errors import InputError
 from ecinn.flow.precision import exact_convolutions
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
-from ecinn.pixels import Images, Labels, StoredImages, dequantise, to_uint8
+from ecinn.pixels import Images, Labels, StoredImages, to_uint8
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.judges import Judges, load_judges, shipped_judges
 
@@ -62,6 +61,11 @@ class Verdict:
     """Share whose cue says q."""
     inside: Interval | None
     """Share of the squared change inside the cue's region, over images that changed."""
+
+    @property
+    def agreement(self) -> Mapping[str, Interval] | None:
+        """`oracles` or `kept`, whichever there is."""
+        return self.kept if self.oracles is None else self.oracles
 
 
 @dataclass(frozen=True)
@@ -166,25 +170,14 @@ def second_opinion(
     )
 
 
-def verdict_cells(
-    verdict: Verdict | None, record: Mapping[str, Any], *, planted: bool, digits: int = 1
-) -> dict[str, str]:
-    """Table cells: agreement of both oracles, and the cue's share and place where there is one.
-
-    Args:
-        record: provenance with the accuracy of the judges, which the headings show.
-    """
-    accuracy = record["judges"]["accuracy"]
-    what = "digit kept, " if planted else ""
-    shares = (verdict and (verdict.kept if planted else verdict.oracles)) or {}
-    cells = {}
-    if planted:
-        cells["cue says q %"] = percent_interval(getattr(verdict, "truth", None), digits)
-        cells["change inside the cue %"] = plus_minus(getattr(verdict, "inside", None), 1, 100.0)
-    for family in ORACLES:
-        heading = f"{what}{family} oracle % (accuracy {100 * accuracy[family]:.2f})"
-        cells[heading] = percent_interval(shares.get(family), digits)
-    return cells
+def about_judges(record: Mapping[str, Any], *, planted: bool) -> dict[str, Any]:
+    """Return what the headings of the judges' columns in all tables mention."""
+    return {
+        "planted": planted,
+        "accuracy": record["judges"]["accuracy"],
+        "kept": "digit kept, " if planted else "",
+        "oracle": "" if planted else " oracle",
+    }
 
 
 def refuse_choices(name_or_path: str | None, dataset: str, split: Split) -> None:
@@ -225,15 +218,6 @@ def log_density(model: Model, x: Images) -> Float[Tensor, " batch"]:
     """log p(x), pixels in [0, 1]."""
     z, log_det = model.encode_with_log_det(x)
     return equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
-
-
-@torch.inference_mode()
-def bits_per_dim(
-    model: Model, images: StoredImages, generator: torch.Generator
-) -> Float[Tensor, " batch"]:
-    """−log₂ p(x) per dimension with one draw of dequantisation noise, a code length."""
-    log_p = log_density(model, dequantise(images.to(model.device), generator))
-    return equations.bits_per_dim(log_p, model.mu.shape[1]).cpu()
 
 
 def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> StoredImages:

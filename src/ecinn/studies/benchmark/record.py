@@ -1,11 +1,9 @@
 """Provenance and words of results, and writing them as JSON and Markdown without dates."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from ecinn.drawing.table import Table
+from ecinn.drawing.words import fill, read_toml
 from ecinn.files import atomic_write
 from ecinn.model import Model
 from ecinn.studies.judges import Judges
@@ -77,15 +76,41 @@ class Results:
         return [page, numbers, *(stem.with_name(name) for name in self.pictures)]
 
 
-@functools.cache
-def wording() -> dict[str, dict[str, str]]:
-    """Return the words of all tables, by benchmark and name."""
-    return tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))
+WORDS = read_toml(Path(__file__).with_name("tables.toml"))
+"""Title, columns and notes of every table, by benchmark and name."""
 
 
 def note(benchmark: str, name: str, /, **values: object) -> str:
     """Return a note for a table with the values filled in."""
-    return wording()[benchmark][name].format(**values)
+    return fill(WORDS[benchmark][name], values)
+
+
+def table(
+    benchmark: str,
+    name: str,
+    /,
+    records: Sequence[Any],
+    notes: Sequence[str] = (),
+    **values: Any,  # noqa: ANN401
+) -> Table:
+    """Lay out a table as `tables.toml` describes it, a row per record.
+
+    Args:
+        records: dataclasses or mappings of values; cells by heading if the file has no columns.
+        notes: below those of the file.
+        values: what titles, headings, notes and every cell may mention, and the conditions.
+    """
+    about = WORDS[benchmark][name]
+    values["natural"] = not values.setdefault("planted", False)
+    cells = [column[:2] for column in about.get("columns", ()) if all(map(values.get, column[2:]))]
+    told = [[text] if isinstance(text, str) else text for text in about.get("notes", ())]
+    if cells:
+        rows = [record if isinstance(record, Mapping) else vars(record) for record in records]
+        records = [
+            {fill(h, values): fill(cell, {**values, **row}) for h, cell in cells} for row in rows
+        ]
+    said = [fill(text, values) for text, *when in told if all(map(values.get, when))]
+    return Table.of(fill(about["title"], values), records, [*said, *notes])
 
 
 def jsonable(value: Any) -> Any:  # noqa: ANN401

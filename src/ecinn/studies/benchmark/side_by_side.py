@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ecinn.attribution import search
+from ecinn.auditing.verdict import bits_per_dim
 from ecinn.data.dataset import Dataset, Split
 from ecinn.data.planted import Cue
 from ecinn.errors import InputError
@@ -29,7 +30,6 @@ from ecinn.studies.benchmark.quality import (
     RealFeatures,
     SecondOpinion,
     Verdict,
-    bits_per_dim,
     judge,
     predicted_classes,
     random_of_class,
@@ -50,11 +50,9 @@ Prepare = Callable[[Model, Callable[[], Dataset], Observer], Run]
 
 def _direct(method: Callable[..., Counterfactuals], **options: str) -> Prepare:
     """Wrap a method that needs nothing but the model."""
-
-    def prepare(model: Model, load_training: Callable[[], Dataset], observe: Observer) -> Run:
-        return lambda images, q: method(model, model.mu_bar, model.pixels(images), q, **options)
-
-    return prepare
+    return lambda model, *_: (
+        lambda images, q: method(model, model.mu_bar, model.pixels(images), q, **options)
+    )
 
 
 def _nearest_image(model: Model, load_training: Callable[[], Dataset], observe: Observer) -> Run:
@@ -176,7 +174,7 @@ class Bench:
 
     def bits_per_dim(self, images: StoredImages) -> Interval:
         """Mean code length under the model."""
-        generator = torch.Generator(self.model.device).manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
         return normal_interval(bits_per_dim(self.model, images, generator))
 
 
@@ -245,11 +243,7 @@ def _message(error: Exception) -> str:
 
 
 def score(bench: Bench, name: str, pairs: Pairs, made: Made, *, timed: bool = True) -> Scores:
-    """Measure one method.
-
-    Args:
-        timed: False for references, which have neither passes nor seconds.
-    """
+    """Measure one method, or a reference, which has neither passes nor seconds."""
     exists = made.exists
     predicted = torch.full_like(pairs.q, -1)
     predicted[exists] = predicted_classes(bench.model, made.images[exists])
@@ -339,11 +333,7 @@ def compare_methods(
     observe: Observer = ignore,
     keep: Keep = lambda result, pairs, made: None,
 ) -> SideBySide:
-    """Run and score every method; `keep` receives all results after each method.
-
-    Args:
-        split: the split that `data` is, for the report.
-    """
+    """Run and score every method; `keep` receives all results after each method."""
     require_known(methods, tuple(known))
     cue = CUES.get(model.recipe.dataset)
     bench = Bench(model, data, judges, seed, cue)

@@ -11,10 +11,11 @@ from PIL import Image
 
 from ecinn.drawing import grid
 from ecinn.drawing.pictures import image_array
-from ecinn.drawing.table import NONE, Table, number, percent, percent_interval, plus_minus
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE, show
 from ecinn.errors import InputError
-from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, verdict_cells
-from ecinn.studies.benchmark.record import note, wording
+from ecinn.studies.benchmark.quality import CUES, MAIN_ORACLE, about_judges
+from ecinn.studies.benchmark.record import WORDS, table
 from ecinn.studies.benchmark.side_by_side import (
     METHODS,
     ImageScores,
@@ -35,96 +36,29 @@ _WIDTH, _HEIGHT, _LETTER = 390.0, 215.0, 6.4
 """Size of a panel and of a letter in points, precise enough to keep labels apart."""
 
 
-_DISTANCE = (
-    ("EN", "elastic_net", 2, 1.0), ("IM1", "im1", 3, 1.0), ("IM2 ×100", "im2", 3, 100.0),
-    ("Fréchet", "frechet", 2, 1.0), ("bits/dim", "bits_per_dim", 3, 1.0),
-    ("diversity", "diversity", 2, 1.0),
-)  # fmt: skip
-"""Columns: heading, name of the score, digits, factor."""
-
-
 def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out who is convinced, distance and realism, tipping points and samples, and cost."""
-    planted = result.dataset in CUES
     rows = (*result.methods, *result.references)
-    about = wording()["methods"]
-    notes = [note("side_by_side", "convinced", seed=result.seed)]
-    columns = [(f"COUT ({result.cout_images} images)", "cout", 3, 1.0)]
-    if planted:
-        notes.append(note("side_by_side", "convinced_planted"))
-        columns = []
-    columns.append(("label variation", "label_variation", 4, 1.0))
-    convinced = [
+    values = {**vars(result), **about_judges(record, planted=result.dataset in CUES)}
+    readers = [
         {
-            "method": row.method,
-            "reached q %": percent_interval(row.reached),
-            "class changed %": percent_interval(row.class_changed),
-            **verdict_cells(getattr(row.images, "verdict", None), record, planted=planted),
-            **_cells(row, columns),
+            "reader": reader,
+            **{name: shares[reader] for name, shares in vars(result.opinion).items()},
         }
-        for row in rows
+        for reader in result.opinion.tipping_points
     ]
-    costs = [
-        {
-            "method": row.method,
-            "passes": plus_minus(row.passes, 1),
-            "seconds each": number(row.seconds, 4),
-            "gave up": str(row.failed),
-            "raised an error": str(row.raised),
-        }
+    about = [f"{row.method}: {WORDS['methods'].get(row.method, NONE)}." for row in result.methods]
+    about += [
+        f"{row.method} raised an error in {len(row.errors)} batch(es), first: {row.errors[0]}"
         for row in result.methods
+        if row.errors
     ]
-    originals = {
-        "frechet": number(result.originals_frechet),
-        "bits_per_dim": number(result.originals_bits_per_dim, 3),
-        "split": result.split,
-    }
-    opinion = result.opinion
-    title = f"Who is convinced ({result.dataset}, {result.n} random {result.split} images)"
     return (
-        Table.of(title, convinced, notes),
-        Table.of(
-            "Distance and realism",
-            [{"method": row.method, **_cells(row, _DISTANCE)} for row in rows],
-            [note("side_by_side", "distance", **originals)],
-        ),
-        Table.of(
-            "Tipping points and samples",
-            [
-                {
-                    "read by": reader if planted else f"{reader} oracle",
-                    "tipping points read as q, of those read as p or q %": percent_interval(share),
-                    "as a third class %": percent_interval(opinion.third_class[reader]),
-                    "samples of y read as y %": percent_interval(opinion.samples[reader]),
-                }
-                for reader, share in opinion.tipping_points.items()
-            ],
-            [note("side_by_side", "opinion", n=result.n)],
-        ),
-        Table.of(
-            "Cost",
-            costs,
-            [
-                note("side_by_side", "cost", batch_size=result.batch_size),
-                *(f"{row.method}: {about.get(row.method, NONE)}." for row in result.methods),
-                *(
-                    f"{row.method} raised an error in {len(row.errors)} batch(es), "
-                    f"first: {row.errors[0]}"
-                    for row in result.methods
-                    if row.errors
-                ),
-            ],
-        ),
+        table("side_by_side", "convinced", rows, **values),
+        table("side_by_side", "distance", rows, **values),
+        table("side_by_side", "opinion", readers, **values),
+        table("side_by_side", "cost", result.methods, about, **values),
     )
-
-
-def _cells(row: Scores, columns: Sequence[tuple[str, str, int, float]]) -> dict[str, str]:
-    """Format scores of the images and of the judges; dashes if there are no images."""
-    scores = {} if row.images is None else vars(row.images) | vars(row.images.verdict)
-    return {
-        heading: plus_minus(scores.get(name), digits, factor)
-        for heading, name, digits, factor in columns
-    }
 
 
 @dataclass(frozen=True)
@@ -283,7 +217,7 @@ def sheet(
     for row in result.methods:
         images, exists = made[row.method].images[:shown], made[row.method].exists.tolist()
         judged = (cue.read(images) if cue else judges.verdicts(images)[MAIN_ORACLE]).tolist()
-        names.append((row.method, f"classified as the\ntarget: {percent(row.reached, 1)} %"))
+        names.append((row.method, f"classified as the\ntarget: {show(row.reached.mean, '.1%')}"))
         rows.append(
             tuple(
                 grid.Panel(

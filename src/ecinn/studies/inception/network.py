@@ -14,8 +14,6 @@ from ecinn.errors import InputError
 
 SIDE = 224
 """Side of the enlarged images in pixels, as in the paper."""
-SMALLEST_SIDE = 75
-"""Smallest side in pixels: a smaller image vanishes in the last reduction."""
 
 Maps = Float[Tensor, "batch channels height width"]
 Reduced = Float[Tensor, "batch features rows columns"]
@@ -30,8 +28,6 @@ class InceptionClassifier(nn.Module):
 
     def __init__(self, classes: int, side: int = SIDE) -> None:
         super().__init__()
-        if side < SMALLEST_SIDE:
-            raise InputError(f"Inception-V3 needs a side of {SMALLEST_SIDE} pixels, not {side}")
         self.enlarge = nn.Upsample((side, side), mode="bilinear", align_corners=False)
         network = torchvision_models().inception_v3(
             weights=None, aux_logits=False, num_classes=classes, init_weights=True

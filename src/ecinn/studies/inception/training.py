@@ -110,11 +110,6 @@ def train_inception(
     observe: Observer = ignore,
 ) -> InceptionResult:
     """Train from random weights, and measure the stored weights on the held-out images."""
-    if data.images.shape[1] != 3:
-        raise InputError(
-            f"Inception-V3 needs images with 3 channels, not {data.images.shape[1]}: "
-            "use a dataset of photographs"
-        )
     device = resolve_device(device)
 
     def build() -> InceptionClassifier:

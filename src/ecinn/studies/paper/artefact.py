@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ecinn.data.dataset import Dataset, Split, load_dataset
+from ecinn.drawing.words import fill, read_toml
 from ecinn.files import atomic_write
 from ecinn.model import Model, load
 from ecinn.progress import Observer, ignore
 from ecinn.studies.benchmark.record import write_json, write_text
-from ecinn.studies.paper.words import fill, read_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 else:
     Figure = Any
 
+ABOUT = read_toml(Path(__file__).with_name("artefacts.toml"))
+"""Titles, captions and notes of all artefacts."""
 Need = Literal["faces", "inception", "beta"]
 """Data that may be missing: pictures of CelebA, networks that `ecinn inception` trained, and
 results of `ecinn beta`."""
@@ -110,7 +112,7 @@ class Artefact:
 
 def caption(name: str, **values: Any) -> str:  # noqa: ANN401
     """Fill in the caption of an artefact."""
-    return fill(read_toml("artefacts.toml")[name]["caption"], values)
+    return fill(ABOUT[name]["caption"], values)
 
 
 def _make(function: str, context: Context) -> Made:
@@ -126,7 +128,7 @@ ARTEFACTS = tuple(
         frozenset(about.get("needs", ())),
         about.get("reported", ""),
     )
-    for name, about in read_toml("artefacts.toml").items()
+    for name, about in ABOUT.items()
     if "make" in about
 )
 """All artefacts in the order of the paper."""

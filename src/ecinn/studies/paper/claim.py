@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from ecinn.drawing.table import Table
+from ecinn.drawing.words import fill, read_toml, show
 from ecinn.metrics.statistics import Interval
-from ecinn.studies.paper.words import fill, read_toml, show
 
 Verdict = Literal["supported", "partly", "refuted", "vague", "untested"]
 """Vague: the text leaves open what is meant. Untested: nothing was measured."""
@@ -82,7 +83,7 @@ class Report:
 
 def document() -> dict[str, Any]:
     """Return the parsed file: introduction, chapters, columns and claims."""
-    return read_toml("claims.toml")
+    return read_toml(Path(__file__).with_name("claims.toml"))
 
 
 @cache

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from ecinn.drawing.table import NONE, Table
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE, fill
 from ecinn.model import Model
 from ecinn.studies.benchmark.record import fingerprint, jsonable
 from ecinn.studies.paper import (
@@ -30,7 +31,6 @@ from ecinn.studies.paper.claim import (
 )
 from ecinn.studies.paper.columns import Column, columns, stages
 from ecinn.studies.paper.measuring import Bench, Sizes
-from ecinn.studies.paper.words import fill
 
 FREE = "all columns"
 """Heading of the claims that do not depend on the models of the columns."""

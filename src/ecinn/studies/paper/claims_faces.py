@@ -1,8 +1,8 @@
 """Measure claims about faces, which need the pictures of CelebA."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -157,63 +157,45 @@ def background_stays(smile: Audit) -> Measurement:
     return Measurement("background", density, [votes], {"change": smile.overall.change})
 
 
-@dataclass(frozen=True)
-class Turned:
-    """Stored counterfactuals at α₁ of the faces that had to change a mouth, or not."""
-
-    reached: Interval
-    """Share that the classifier predicts as q."""
-    p_q: Interval
-    change: Interval
-    """Mean |x̂ − x| in the region of the mouth, pixels in [0, 1]."""
-
-
-@dataclass(frozen=True)
-class Mouths:
-    """Faces whose mouth is in the wrong state for the target, compared with the others."""
-
-    wrong: Turned
-    right: Turned
-    less_sure: Interval
-    """Mean p(q), wrong minus right."""
-    more_change: Interval
-    """Mean change at the mouth, wrong minus right."""
-
-    @property
-    def votes(self) -> tuple[bool, bool]:
-        """Hard: a lower posterior of q, and a larger change."""
-        return self.less_sure.high < 0, self.more_change.low > 0
-
-
 def hard_mouths(smile: Audit, is_open: Bool[Tensor, " batch"], seed: int) -> Measurement:
-    """Compare closed with open mouths where faces turn to a smile, and the reverse for a frown."""
+    """Compare closed with open mouths where faces turn to a smile, and the reverse for a frown.
+
+    By p(q) of the stored counterfactual at α₁, and by the mean |x̂ − x| at the mouth.
+    """
     q, generator = smile.flips.q, torch.Generator().manual_seed(seed)
     p_q = smile.after.posterior.double().gather(1, q[:, None])[:, 0]
     mask = region_mask("mouth", *smile.images.shape[2:])
     change = smile.flips.change.double().abs().mean(1)[:, mask].mean(1)
     reached = smile.after.posterior.argmax(1) == q
-    difference = partial(mean_difference, generator=generator)
 
-    def turned(rows: Tensor) -> Turned:
-        share, n = proportion(reached[rows]), int(rows.sum())
-        return Turned(share, *(means(p_q[rows], change[rows], seed=seed) if n else [share] * 2))
+    def turned(rows: Tensor) -> dict[str, Interval]:
+        share = proportion(reached[rows])
+        both = means(p_q[rows], change[rows], seed=seed) if rows.any() else [share] * 2
+        return {"reached": share, "p_q": both[0], "change": both[1]}
 
-    def compared(target: int) -> Mouths:
+    def compared(target: int) -> dict[str, Any]:
+        """Compare mouths in the wrong state for the target with those in the right one."""
         wrong, right = ((q == target) & (is_open == state) for state in (target == 0, target == 1))
-        columns = ((values[wrong], values[right]) for values in (p_q, change))
-        return Mouths(turned(wrong), turned(right), *(difference(*pair) for pair in columns))
+        return {
+            "wrong": turned(wrong),
+            "right": turned(right),
+            "less_sure": mean_difference(p_q[wrong], p_q[right], generator),
+            "more_change": mean_difference(change[wrong], change[right], generator),
+        }
 
     found = {"opened": compared(1), "closed": compared(0)}
     rows = [
-        [turn, mouth, of.reached.n, of.p_q, of.reached, of.change]
+        [turn, mouth, of["reached"].n, of["p_q"], of["reached"], of["change"]]
         for turn, mouth, of in (
-            ("a smile", "closed", found["opened"].wrong),
-            ("a smile", "open", found["opened"].right),
-            ("a frown", "open", found["closed"].wrong),
-            ("a frown", "closed", found["closed"].right),
+            ("a smile", "closed", found["opened"]["wrong"]),
+            ("a smile", "open", found["opened"]["right"]),
+            ("a frown", "open", found["closed"]["wrong"]),
+            ("a frown", "closed", found["closed"]["right"]),
         )
     ]
-    votes = [vote for both in found.values() for vote in both.votes]
+    votes = []
+    for both in found.values():
+        votes += [both["less_sure"].high < 0, both["more_change"].low > 0]
     return Measurement("hard-mouths", found, [votes], rows=rows)
 
 

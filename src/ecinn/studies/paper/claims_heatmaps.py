@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, Heatmaps
 from ecinn.data.dataset import Dataset
+from ecinn.drawing.words import show
 from ecinn.metrics.heatmaps import blurred, importance, noise_like
 from ecinn.metrics.statistics import (
     Interval,
@@ -38,7 +39,6 @@ from ecinn.studies.paper.measuring import (
     ExplainedImages,
     Sample,
 )
-from ecinn.studies.paper.words import show
 from ecinn.training.evaluation import random_offsets
 from ecinn.training.networks import ConvolutionalNetwork, one_cycle, seeded, train_network
 
@@ -164,11 +164,7 @@ def faithful(
 def unchanged_pixels(
     sample: Sample, mean: Float[Tensor, "channels height width"], n: int, seed: int
 ) -> Measurement:
-    """Alter the pixels with the smallest |h|, as many random ones, or those with the largest.
-
-    Args:
-        mean: the mean of training images, one of the replacements.
-    """
+    """Alter the pixels with the smallest |h|, as many random ones, or those with the largest."""
     model, p, generator = sample.model, sample.p[:n], torch.Generator().manual_seed(seed)
     x, size = model.pixels(sample.images[:n]).cpu(), importance(sample.change[:n])
     orders = {"smallest": size, "random": torch.rand(size.shape, generator=generator)}

@@ -25,7 +25,7 @@ from ecinn.studies.benchmark.side_by_side import make as make_counterfactuals
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
 from ecinn.studies.paper.measuring import Bench, Sample, means, median_seconds
-from ecinn.studies.published import published
+from ecinn.studies.published import PUBLISHED
 
 SEARCHES = ("pixel-gradient-l1", "latent-gradient")
 SEARCHED_CONFIDENCE = 0.9
@@ -225,13 +225,13 @@ def same_class() -> Measurement:
     mu, p = torch.eye(2, 3), torch.tensor([1])
     delta = equations.latent_direction(mu, p, p)
     alpha = float(equations.tipping_point_alpha(torch.ones_like(delta), delta, mu[p], mu[p]))
-    return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": alpha})
+    return Measurement("p-is-q", {"alpha_is_nan": math.isnan(alpha)}, words={"alpha": str(alpha)})
 
 
 def bits_per_dim() -> Measurement:
     """Correct Table 1 by the constant that IB-INN's evaluation leaves out."""
     printed, exact = {}, {}
-    for row in (published()["table_1"][name] for name in ("mnist", "fakemnist")):
+    for row in (PUBLISHED["table_1"][name] for name in ("mnist", "fakemnist")):
         printed[row["name"]] = row["bits_per_dim"]
         # The same for both, because the pixels of both are scaled alike.
         missing = equations.paper_bits_per_dim(0.0, row["pixel_scale"])

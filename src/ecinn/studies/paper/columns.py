@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecinn.classifier.checkpoint import shipped_models
+from ecinn.drawing.words import fill
 from ecinn.errors import InputError
 from ecinn.model import Model
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import document
-from ecinn.studies.paper.words import fill
 
 NO_FACES = "needs the pictures of CelebA (`--celeba DIR`)"
 

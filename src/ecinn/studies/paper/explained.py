@@ -26,17 +26,6 @@ _BATCH_SIZE = 64
 
 
 def draw(
-    model: Model,
-    data: Dataset,
-    among: Bool[Tensor, " batch"],
-    n: int,
-    generator: torch.Generator,
-) -> Int[Tensor, " n"]:
-    """Draw n of these images that the model classifies correctly; return their positions."""
-    return draw_for_all([(model, data)], among, n, generator)
-
-
-def draw_for_all(
     tested: Sequence[tuple[Model, Dataset]],
     among: Bool[Tensor, " batch"],
     n: int,
@@ -44,8 +33,7 @@ def draw_for_all(
 ) -> Int[Tensor, " n"]:
     """Draw n of these images that every model classifies correctly; return their positions.
 
-    Args:
-        tested: models with their test sets, which have the same images and labels of their own.
+    The test sets of several models have the same images, and labels of their own.
     """
     candidates = among.nonzero()[:, 0]
     shuffled = candidates[torch.randperm(len(candidates), generator=generator)]
@@ -129,9 +117,18 @@ def every_target(explanation: Explanation, places: tuple[int, ...], image: int =
     return Shown(explanation, pairs, places)
 
 
-def every_image(explanation: Explanation, places: tuple[int, ...]) -> Shown:
+def every_image(explanation: Explanation, places: Int[Tensor, " images"]) -> Shown:
     """Show all images and their first target."""
-    return Shown(explanation, tuple((image, 0) for image in range(len(places))), places)
+    pairs = tuple((image, 0) for image in range(len(places)))
+    return Shown(explanation, pairs, tuple(places.tolist()))
+
+
+def explain_each(
+    tested: tuple[Model, Dataset], places: Int[Tensor, " images"], q: int | Tensor
+) -> Shown:
+    """Explain test images at α₁, each with one target."""
+    model, data = tested
+    return every_image(model.explain(data.images[places], q, confidence="alpha_1"), places)
 
 
 def columns(
@@ -142,10 +139,7 @@ def columns(
 ) -> Grid:
     """Arrange input, tipping point, convincing counterfactual and heatmap, a column per pair.
 
-    Args:
-        magnify: selects the part of each image that is also shown enlarged.
-        percentile: of the changes gets full colour.
-        names: short names of the classes; headings then have only the target.
+    With short names of the classes, headings have only the target.
     """
     e, limit = shown.explanation, shown.limit(percentile)
     name = tuple(names or e.class_names)

@@ -25,11 +25,7 @@ _CURVES_LEFT, _CURVES_RIGHT, _CURVES_BOTTOM = 0.26, 0.27, 0.25
 
 
 def draw(result: TradeOff, part: int = 0) -> Figure:
-    """Draw the inputs as a square, a square per β, and curves of error and bits/dim over β.
-
-    Args:
-        part: 0 for the first nine digits, 1 for the next nine.
-    """
+    """Draw nine inputs as a square, a square per β, and curves of error and bits/dim over β."""
     shown = slice(part * SIDE**2, (part + 1) * SIDE**2)
     already, failed = result.already[:, shown], ~(result.reached | result.already)[:, shown]
     squares = [result.images[shown], *result.counterfactuals[:, shown]]

@@ -1,14 +1,19 @@
 """Make Figures 3 to 7: FakeMNIST and MNIST."""
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor
 
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.model import Model
 from ecinn.studies.paper.artefact import Context, Made, caption
-from ecinn.studies.paper.explained import Shown, columns, draw, every_image, every_target
+from ecinn.studies.paper.explained import Shown, columns, draw, every_target, explain_each
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
+Tested = tuple[Model, Dataset]
+"""A model and its test images."""
 CLASSES = 10
 LARGEST = 100.0
 """Percentile of the changes: few pixels of FakeMNIST change, and none should be saturated."""
@@ -33,29 +38,29 @@ def samples(data: Dataset, generator: torch.Generator) -> tuple[Grid, list[int]]
     return Grid((tuple(panels[:5]), tuple(panels[5:]))), places
 
 
-def one_to_all(model: Model, data: Dataset, label: int, generator: torch.Generator) -> Shown:
-    """Explain a random image of a class with all other classes as targets."""
-    place = int(draw(model, data, data.labels == label, 1, generator))
-    return every_target(model.explain(data.images[place], confidence="alpha_1"), (place,))
+def one_to_all(
+    tested: Tested, among: Tensor, generator: torch.Generator, n: int = 1
+) -> Iterator[Shown]:
+    """Explain n random images of some with all other classes as targets."""
+    model, data = tested
+    for place in draw([tested], among, n, generator).tolist():
+        explanation = model.explain(data.images[place], confidence="alpha_1")
+        yield every_target(explanation, (place,))
 
 
-def all_to_one(model: Model, data: Dataset, target: int, generator: torch.Generator) -> Shown:
+def all_to_one(tested: Tested, target: int, generator: torch.Generator) -> Shown:
     """Explain a random image of every other class with one target."""
-    others = [label for label in range(CLASSES) if label != target]
-    drawn = [draw(model, data, data.labels == label, 1, generator) for label in others]
-    places = torch.cat(drawn)
-    explanation = model.explain(data.images[places], target, confidence="alpha_1")
-    return every_image(explanation, tuple(places.tolist()))
+    labels, others = tested[1].labels, [label for label in range(CLASSES) if label != target]
+    drawn = [draw([tested], labels == label, 1, generator) for label in others]
+    return explain_each(tested, torch.cat(drawn), target)
 
 
-def same_pair(
-    model: Model, data: Dataset, p: int, q: int, n: int, generator: torch.Generator
-) -> Shown:
+def same_pair(tested: Tested, p: int, q: int, n: int, generator: torch.Generator) -> Shown:
     """Explain n random images of p with target q, from the thinnest to the boldest."""
-    places = draw(model, data, data.labels == p, n, generator)
-    places = places[data.images[places].float().mean((1, 2, 3)).argsort()]
-    explanation = model.explain(data.images[places], q, confidence="alpha_1")
-    return every_image(explanation, tuple(places.tolist()))
+    data = tested[1]
+    places = draw([tested], data.labels == p, n, generator)
+    thickness = data.images[places].float().mean((1, 2, 3))
+    return explain_each(tested, places[thickness.argsort()], q)
 
 
 def figure_3(context: Context) -> Made:
@@ -67,7 +72,8 @@ def figure_3(context: Context) -> Made:
 
 def figure_4(context: Context) -> Made:
     """An image of FakeMNIST into all other classes."""
-    shown = one_to_all(*context.tested("fakemnist"), 0, context.generator(4))
+    tested = context.tested("fakemnist")
+    (shown,) = one_to_all(tested, tested[1].labels == 0, context.generator(4))
     figure = draw_grid(columns(shown, top_left, LARGEST), 4)
     text = caption("figure-4", legend=shown.legend(LARGEST))
     return Made.single("figure-4", figure, shown.numbers(), text)
@@ -75,19 +81,20 @@ def figure_4(context: Context) -> Made:
 
 def figure_5(context: Context) -> Made:
     """A three into all other digits."""
-    return _explained("figure-5", one_to_all(*context.tested("mnist"), 3, context.generator(5)))
+    tested = context.tested("mnist")
+    (shown,) = one_to_all(tested, tested[1].labels == 3, context.generator(5))
+    return _explained("figure-5", shown)
 
 
 def figure_6(context: Context) -> Made:
     """All other digits into a zero."""
-    return _explained("figure-6", all_to_one(*context.tested("mnist"), 0, context.generator(6)))
+    return _explained("figure-6", all_to_one(context.tested("mnist"), 0, context.generator(6)))
 
 
 def figure_7(context: Context) -> Made:
     """Fours into nines."""
-    return _explained(
-        "figure-7", same_pair(*context.tested("mnist"), 4, 9, 9, context.generator(7))
-    )
+    shown = same_pair(context.tested("mnist"), 4, 9, 9, context.generator(7))
+    return _explained("figure-7", shown)
 
 
 def _explained(stem: str, shown: Shown) -> Made:

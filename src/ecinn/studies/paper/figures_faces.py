@@ -20,7 +20,7 @@ from ecinn.studies.benchmark.heatmap_measures import WHITE_NOISE
 from ecinn.studies.benchmark.heatmaps import SAMPLE
 from ecinn.studies.inception.training import load_inception
 from ecinn.studies.paper.artefact import Context, Made, Need, caption
-from ecinn.studies.paper.explained import columns, draw, draw_for_all, every_image
+from ecinn.studies.paper.explained import columns, draw, every_image, explain_each
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
@@ -44,12 +44,10 @@ _BATCH_SIZE = 16
 
 def figure_8(context: Context) -> Made:
     """Ten faces, five into a smile and five out of one."""
-    (model, data), generator = context.tested("celeba-smile"), context.generator(8)
-    drawn = [draw(model, data, data.labels == label, 5, generator) for label in (0, 1)]
-    places = torch.cat(drawn)
-    q = 1 - data.labels[places][:, None]
-    explanation = model.explain(data.images[places], q, confidence="alpha_1")
-    shown = every_image(explanation, tuple(places.tolist()))
+    tested, generator = context.tested("celeba-smile"), context.generator(8)
+    labels = tested[1].labels
+    places = torch.cat([draw([tested], labels == label, 5, generator) for label in (0, 1)])
+    shown = explain_each(tested, places, 1 - labels[places][:, None])
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
     text = caption("figure-8", legend=shown.legend())
     return Made.single("figure-8", figure, shown.numbers(), text)
@@ -89,9 +87,9 @@ class Faces:
         faces = torch.stack([to_uint8(e.x), e.stored_convincing[:, 0]], 1)
         return _rows(faces, [e.heatmap[:, 0], *self._gradient_maps(self.explained.inn)])
 
-    def cnn_rows(self, network: nn.Module | None = None) -> list[tuple[Panel, ...]]:
+    def cnn_rows(self) -> list[tuple[Panel, ...]]:
         """Input, the gradient methods on Inception-V3 for the same p and q, and white noise."""
-        maps = self._gradient_maps(network or self._inception())
+        maps = self._gradient_maps(self._inception())
         return _rows(to_uint8(self.explanation.x)[:, None], maps)
 
     def _gradient_maps(self, explained: ExplainedINN | nn.Module) -> list[Tensor]:
@@ -117,7 +115,7 @@ class Faces:
     @property
     def numbers(self) -> list[dict[str, Any]]:
         """Positions and α of the faces."""
-        rows = every_image(self.explanation, tuple(self.places.tolist())).numbers()
+        rows = every_image(self.explanation, self.places).numbers()
         kept = ("test_image", "p", "q", "alpha_0", "alpha_1")
         return [{key: row[key] for key in kept} for row in rows]
 
@@ -139,7 +137,7 @@ def draw_faces(context: Context, n: int, generator: torch.Generator) -> list[Fac
     tested = [context.tested(name) for name in FACE_MODELS]
     model, data = tested[0]
     everybody = torch.ones(len(data), dtype=torch.bool)
-    places = draw_for_all(tested, everybody, n, generator)
+    places = draw(tested, everybody, n, generator)
     training = context.data(model.recipe.dataset, "train")
     sample = torch.randperm(len(training), generator=generator)[:SAMPLE]
     return [Faces(context, name, places, sample, generator) for name in FACE_MODELS]

@@ -21,7 +21,7 @@ from ecinn.model import Model
 from ecinn.pixels import to_uint8
 from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context, Made, caption
-from ecinn.studies.paper.explained import Shown, draw, every_image
+from ecinn.studies.paper.explained import Shown, draw, explain_each
 from ecinn.studies.paper.style import share
 
 FULL_COLOUR = 2.0
@@ -46,16 +46,17 @@ def latent_picture(latent: Float[Tensor, " dim"], limit: float = FULL_COLOUR) ->
 
 def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[list[Figure], Shown]:
     """Draw n random women whom the model reads as without makeup, each into makeup."""
-    model, data = context.tested("celeba-makeup")
+    model, data = tested = context.tested("celeba-makeup")
     assert data.attributes is not None
     women = data.attributes[:, ATTRIBUTES.index("Male")] == 0
-    places = draw(model, data, women & (data.labels == 0), n, generator)
-    explanation = model.explain(data.images[places], 1, confidence="alpha_1")
+    places = draw([tested], women & (data.labels == 0), n, generator)
+    shown = explain_each(tested, places, 1)
+    explanation = shown.explanation
     z = model.encode(data.images[places]).cpu()
     delta = equations.latent_direction(model.mu_bar, explanation.p, explanation.q[:, 0])
     changes = (explanation.alpha_1[:, :1] * delta).cpu()
     figures = [draw_pipeline(explanation, image, z[image], changes[image]) for image in range(n)]
-    return figures, every_image(explanation, tuple(places.tolist()))
+    return figures, shown
 
 
 def figure_1(context: Context) -> Made:
@@ -215,7 +216,7 @@ def projected(
     Returns:
         The projection, its drawing, and the position of the explained image in the test set.
     """
-    place = int(draw(model, data, data.labels == p, 1, generator))
+    place = int(draw([(model, data)], data.labels == p, 1, generator))
     latents = []
     for label in (p, q):
         members = (data.labels == label).nonzero()[:, 0]

@@ -15,7 +15,6 @@ from ecinn.attribution import heatmaps
 from ecinn.attribution.heatmaps import HeatmapMethod, Heatmaps
 from ecinn.attribution.scores import ExplainedINN
 from ecinn.data.dataset import Dataset
-from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.metrics.heatmaps import rank_similarity
 from ecinn.metrics.statistics import Interval, bootstrap, bootstrap_interval
@@ -233,58 +232,42 @@ def mean_difference(
     """
     if not len(a) or not len(b):
         return Interval(0.0, -1.0, 1.0, 0)
-    draws = torch.stack([_bootstrap_means(values, generator) for values in (a, b)])
-    low, high = (draws[0] - draws[1]).quantile(draws.new_tensor([0.025, 0.975])).tolist()
-    mean = float(a.double().mean() - b.double().mean())
-    return Interval(mean, low, high, min(len(a), len(b)))
+    first, second = (
+        v.double()[torch.randint(len(v), (RESAMPLES, len(v)), generator=generator)].mean(1)
+        for v in (a, b)
+    )
+    low, high = (first - second).quantile(first.new_tensor([0.025, 0.975])).tolist()
+    return Interval(float(a.double().mean() - b.double().mean()), low, high, min(len(a), len(b)))
 
 
-def _bootstrap_means(
-    values: Float[Tensor, " values"], generator: torch.Generator
-) -> Float[Tensor, " resamples"]:
-    rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
-    return values.double()[rows].mean(1)
+def over_pairs(statistic: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Interval]:
+    """Turn a statistic of two columns into its bootstrap interval over finite pairs."""
+
+    def measure(
+        a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
+    ) -> Interval:
+        finite = torch.stack([a, b]).isfinite().all(0)
+        columns = (column[finite].double() for column in (a, b))
+        return bootstrap(statistic, *columns, resamples=resamples, generator=generator)
+
+    return measure
 
 
-def pearson(
-    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
-) -> Interval:
-    """Pearson's r, bootstrapped over finite pairs."""
-
-    def correlation(a: Tensor, b: Tensor) -> Tensor:
-        a, b = (column - column.mean(-1, keepdim=True) for column in (a, b))
-        scale = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-        return ((a * b).sum(-1) / scale).nan_to_num()
-
-    return _over_pairs(correlation, (a, b), 3, generator, resamples)
+@over_pairs
+def pearson(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's r; 0 where either is constant."""
+    a, b = (column - column.mean(-1, keepdim=True) for column in (a, b))
+    scale = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    return ((a * b).sum(-1) / scale).nan_to_num()
 
 
-def spearman(
-    a: Values, b: Values, generator: torch.Generator, resamples: int = RESAMPLES
-) -> Interval:
-    """Spearman's ρ, bootstrapped over finite pairs."""
-
-    def correlation(a: Tensor, b: Tensor) -> Tensor:
-        return rank_similarity(*(column.reshape(-1, 1, a.shape[-1]) for column in (a, b)))
-
-    return _over_pairs(correlation, (a, b), 3, generator, resamples)
+@over_pairs
+def spearman(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's ρ."""
+    return rank_similarity(*(column.reshape(-1, 1, a.shape[-1]) for column in (a, b)))
 
 
-def ratio_of_sums(part: Values, whole: Values, generator: torch.Generator) -> Interval:
-    """Σ part / Σ whole, bootstrapped over finite pairs."""
-    return _over_pairs(lambda a, b: a.sum(-1) / b.sum(-1), (part, whole), 1, generator)
-
-
-def _over_pairs(
-    statistic: Callable[[Tensor, Tensor], Tensor],
-    pairs: tuple[Values, Values],
-    least: int,
-    generator: torch.Generator,
-    resamples: int = RESAMPLES,
-) -> Interval:
-    finite = torch.stack(pairs).isfinite().all(0)
-    n = int(finite.sum())
-    if n < least:
-        raise InputError(f"at least {least} pairs of finite values are needed, not {n}")
-    columns = (column[finite].double() for column in pairs)
-    return bootstrap(statistic, *columns, resamples=resamples, generator=generator)
+@over_pairs
+def ratio_of_sums(part: Tensor, whole: Tensor) -> Tensor:
+    """Σ part / Σ whole."""
+    return part.sum(-1) / whole.sum(-1)

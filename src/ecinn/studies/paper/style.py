@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,11 +18,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
 from ecinn.drawing.pictures import Array
-from ecinn.studies.paper.words import read_toml
+from ecinn.drawing.words import read_toml
 
 COLUMN, TEXT = 3.25, 6.875
 """Widths in inches of a column and of the whole page in the paper (ICCV's two columns)."""
-SETTINGS: Any = read_toml("style.toml")
+SETTINGS: Any = read_toml(Path(__file__).with_name("style.toml"))
 DPI = int(SETTINGS["figure.dpi"])
 SMALL, NORMAL, LARGE = (
     float(SETTINGS[key]) for key in ("legend.fontsize", "font.size", "axes.titlesize")
@@ -186,11 +187,7 @@ class Grid:
 
 
 def draw_grid(grid: Grid, times: int = 3) -> Figure:
-    """Draw a grid as a figure, as wide as it needs to be.
-
-    Args:
-        times: printed pixels, 300 to the inch, per pixel of an image.
-    """
+    """Draw a grid as a figure, with `times` printed pixels per pixel of an image."""
     width, height, draw = _lay_out(grid, times)
     figure, axes = page(width, height)
     draw(axes, 0.0, 0.0)

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
-from ecinn.model import Model
 from ecinn.progress import Progress
 from ecinn.studies.paper import figures_digits as digits
-from ecinn.studies.paper.artefact import Context, Made
-from ecinn.studies.paper.explained import Magnify, Shown, columns, draw, every_image, every_target
+from ecinn.studies.paper.artefact import ABOUT, Context, Made, caption
+from ecinn.studies.paper.explained import Magnify, Shown, columns, draw, explain_each
 from ecinn.studies.paper.figures_faces import FACE_MODELS, cnn_grids, draw_faces, inn_grids
 from ecinn.studies.paper.figures_method import pipelines, projected
 from ecinn.studies.paper.style import Grid, draw_grids
@@ -39,23 +37,20 @@ def _counted(context: Context, figure: int, total: int) -> Iterator[int]:
 
 def _book(
     name: str,
-    title: str,
     shown: Sequence[Shown],
     magnify: Magnify | None = None,
     percentile: float = pictures.PERCENTILE,
 ) -> Made:
     """Arrange sheets of digits, a few on every page."""
-    sheets = [columns(one, magnify, percentile) for one in shown]
+    sheets, title = [columns(one, magnify, percentile) for one in shown], ABOUT[name]["heading"]
     pages = [
         draw_grids(sheets[start : start + SHEETS_PER_PAGE], title, 4)
         for start in range(0, len(sheets), SHEETS_PER_PAGE)
     ]
-    caption = (
-        f"{title}: {sum(len(one.pairs) for one in shown)} counterfactuals, "
-        f"{sum(one.reached() for one in shown)} of them read as their target after rounding to "
-        f"8 bits. {DRAWN}"
-    )
-    return Made.single(name, pages, [one.numbers() for one in shown], caption)
+    counts = {"made": sum(len(one.pairs) for one in shown), "title": title, "drawn": DRAWN}
+    reached = sum(one.reached() for one in shown)
+    text = caption("supplement", reached=reached, **counts)
+    return Made.single(name, pages, [one.numbers() for one in shown], text)
 
 
 def figure_1(context: Context) -> Made:
@@ -94,38 +89,32 @@ def figure_3(context: Context) -> Made:
     return Made.single("supplement-3", pages, places, "Two hundred further samples.")
 
 
-def _any_to_all(context: Context, model: Model, data: Dataset, figure: int) -> list[Shown]:
+def _any_to_all(context: Context, name: str, figure: int) -> list[Shown]:
     """Explain random images of any class with all other classes as targets."""
-    everything = torch.ones(len(data), dtype=torch.bool)
-    generator = context.generator(FURTHER + figure)
-    places = draw(model, data, everything, SHEETS, generator).tolist()
-    return [
-        every_target(model.explain(data.images[place], confidence="alpha_1"), (place,))
-        for place in (places[number] for number in _counted(context, figure, SHEETS))
-    ]
+    tested, generator = context.tested(name), context.generator(FURTHER + figure)
+    everything = torch.ones(len(tested[1]), dtype=torch.bool)
+    shown = digits.one_to_all(tested, everything, generator, SHEETS)
+    return [next(shown) for _ in _counted(context, figure, SHEETS)]
 
 
 def figure_4(context: Context) -> Made:
     """Images of FakeMNIST into all other classes."""
-    shown = _any_to_all(context, *context.tested("fakemnist"), 4)
-    title = "Random FakeMNIST images into all other classes"
-    return _book("supplement-4", title, shown, digits.top_left, digits.LARGEST)
+    shown = _any_to_all(context, "fakemnist", 4)
+    return _book("supplement-4", shown, digits.top_left, digits.LARGEST)
 
 
 def figure_5(context: Context) -> Made:
     """Digits into all others."""
-    shown = _any_to_all(context, *context.tested("mnist"), 5)
-    return _book("supplement-5", "Random digits into all others", shown)
+    return _book("supplement-5", _any_to_all(context, "mnist", 5))
 
 
 def figure_6(context: Context) -> Made:
     """All digits into one other, two sheets for every target."""
-    generator = context.generator(FURTHER + 6)
-    shown = [
-        digits.all_to_one(*context.tested("mnist"), number // 2, generator)
-        for number in _counted(context, 6, SHEETS)
-    ]
-    return _book("supplement-6", "A random image of each digit into one other", shown)
+    tested, generator = context.tested("mnist"), context.generator(FURTHER + 6)
+    numbers = _counted(context, 6, SHEETS)
+    return _book(
+        "supplement-6", [digits.all_to_one(tested, number // 2, generator) for number in numbers]
+    )
 
 
 def figure_7(context: Context) -> Made:
@@ -135,9 +124,8 @@ def figure_7(context: Context) -> Made:
         p, q = (4, 9)
         if number >= SHEETS_PER_PAGE:
             p, q = torch.randperm(digits.CLASSES, generator=generator)[:2].tolist()
-        shown.append(digits.same_pair(*context.tested("mnist"), p, q, 9, generator))
-    title = "Nine random images of one digit into another, from the thinnest to the boldest"
-    return _book("supplement-7", title, shown)
+        shown.append(digits.same_pair(context.tested("mnist"), p, q, 9, generator))
+    return _book("supplement-7", shown)
 
 
 def figure_8(context: Context) -> Made:
@@ -145,19 +133,16 @@ def figure_8(context: Context) -> Made:
     generator, pages, numbers = context.generator(FURTHER + 8), [], {}
     for step in _counted(context, 8, len(FACE_MODELS)):
         name, short = list(FACE_MODELS.items())[step]
-        model, data = context.tested(name)
-        sheets: list[Shown] = []
+        tested, sheets = context.tested(name), list[Shown]()
         for label in (0, 1):
-            places = draw(model, data, data.labels == label, FACES // 2, generator)
-            for part in places.split(10):
-                explanation = model.explain(data.images[part], 1 - label, confidence="alpha_1")
-                sheets.append(every_image(explanation, tuple(part.tolist())))
+            places = draw([tested], tested[1].labels == label, FACES // 2, generator)
+            sheets += [explain_each(tested, part, 1 - label) for part in places.split(10)]
         numbers[name] = [sheet.numbers() for sheet in sheets]
         grids = [columns(sheet, names=short) for sheet in sheets]
         title = f"{name}: {FACES} random test faces"
         pages += [draw_grids(grids[start : start + 2], title) for start in range(0, len(grids), 2)]
-    caption = f"{FACES} random faces of each of four labels. {DRAWN}"
-    return Made.single("supplement-8", pages, numbers, caption)
+    text = f"{FACES} random faces of each of four labels. {DRAWN}"
+    return Made.single("supplement-8", pages, numbers, text)
 
 
 def figure_9(context: Context) -> Made:

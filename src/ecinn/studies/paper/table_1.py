@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import MNIST_PAPER
-from ecinn.drawing.table import NONE, Table, number, percent
+from ecinn.drawing.table import Table
+from ecinn.drawing.words import NONE, fill, show
 from ecinn.equations import paper_bits_per_dim
 from ecinn.files import ASSETS
 from ecinn.metrics.statistics import wilson
-from ecinn.studies.paper.artefact import Context, Made
-from ecinn.studies.paper.words import fill, read_toml
-from ecinn.studies.published import published
+from ecinn.studies.paper.artefact import ABOUT, Context, Made
+from ecinn.studies.published import PUBLISHED
 
 RECIPE = ASSETS / "paper" / "mnist-paper.json"
 """The training.json that `ecinn train mnist-paper` wrote."""
@@ -65,7 +65,7 @@ def rows(
         json.loads(path.read_text()) if path.is_file() else {} for path in (recipe, inception)
     )
     lines = []
-    for model, printed in published()["table_1"].items():
+    for model, printed in PUBLISHED["table_1"].items():
         name, ours = printed["name"], checkpoint(model)
         reported = {"bits_per_dim_paper": printed["bits_per_dim"], "error": printed["error"]}
         inception_error = printed.get("inception_error")
@@ -101,16 +101,15 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
     """Format both bits/dim, the error with its interval, and the error of Inception-V3."""
     if row.source != "paper" and row.error is None:
         return NOT_RUN, NOT_RUN, NOT_RUN, NONE
-    error = percent(row.error)
+    error = show(row.error, ".2p")
     if row.interval is not None:
-        low, high = row.interval
-        error += f" ({percent(low)} to {percent(high)})"
-    bits = number(row.bits_per_dim), number(row.bits_per_dim_paper)
-    return (*bits, error, percent(row.inception_error))
+        error += " ({} to {})".format(*(show(end, ".2p") for end in row.interval))
+    bits = show(row.bits_per_dim, ".2"), show(row.bits_per_dim_paper, ".2")
+    return (*bits, error, show(row.inception_error, ".2p"))
 
 
 def _notes(lines: list[Row]) -> tuple[str, ...]:
-    mnist, face = (published()["table_1"][model] for model in ("mnist", "celeba-smile"))
+    mnist, face = (PUBLISHED["table_1"][model] for model in ("mnist", "celeba-smile"))
     digits, faces = (-paper_bits_per_dim(0.0, row["pixel_scale"]) for row in (mnist, face))
     counts = sorted({row.n for row in lines if row.n is not None})
     values = {
@@ -120,7 +119,7 @@ def _notes(lines: list[Row]) -> tuple[str, ...]:
         "printed": mnist["bits_per_dim"],
         "exact": mnist["bits_per_dim"] + digits,
     }
-    return tuple(fill(note, values) for note in read_toml("artefacts.toml")["table-1"]["notes"])
+    return tuple(fill(note, values) for note in ABOUT["table-1"]["notes"])
 
 
 def latex(lines: list[Row]) -> str:
@@ -140,7 +139,7 @@ def latex(lines: list[Row]) -> str:
 def make(context: Context) -> Made:
     """Make the page and its JSON."""
     lines = rows(lambda name: context.model(name).checkpoint)
-    title = read_toml("artefacts.toml")["table-1"]["title"]
+    title = ABOUT["table-1"]["title"]
     page = f"# {title}\n\n{table(lines).markdown()}\n```latex\n{latex(lines)}\n```\n"
     numbers = [asdict(row) | {"interval": row.interval} for row in lines]
     return Made(pages={"table-1": page}, data={"table-1": numbers})
