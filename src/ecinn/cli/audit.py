@@ -19,6 +19,7 @@ from ecinn.cli.app import (
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder
 
 
 @app.command()
@@ -43,7 +44,6 @@ def audit(
     """Show what a model looks at and where it errs, over many images."""
     from ecinn.auditing import audit as audit_model
     from ecinn.classifier.checkpoint import model_name
-    from ecinn.files import atomic_write, output_folder
     from ecinn.model import load
 
     requested = parse_confidence(confidence)

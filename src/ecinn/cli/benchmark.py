@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, command_line, out, plain, print_json
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.drawing.table import Table
@@ -49,7 +49,7 @@ def authors_benchmark(
     json_output: Json = False,
 ) -> None:
     """Score the authors' published counterfactuals again, and ours of the same images."""
-    line = command_line("authors", locals())
+    line = command_line("benchmark authors", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark import authors, authors_files, authors_tables
     from ecinn.studies.benchmark.quality import find_judges
@@ -113,7 +113,7 @@ def counterfactuals_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare methods of counterfactuals on the same random images and targets."""
-    line = command_line("counterfactuals", locals())
+    line = command_line("benchmark counterfactuals", locals())
     from ecinn.drawing.pictures import png_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import side_by_side
@@ -178,7 +178,7 @@ def consistency_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare asked confidences of .05 to .95 with those of the stored images."""
-    line = command_line("consistency", locals())
+    line = command_line("benchmark consistency", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency
     from ecinn.studies.benchmark.record import Results, provenance
@@ -212,7 +212,7 @@ def ood_benchmark(
     json_output: Json = False,
 ) -> None:
     """Measure which letters, clothes and noise a digit model flags as out of distribution."""
-    line = command_line("ood", locals())
+    line = command_line("benchmark ood", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark import ood
     from ecinn.studies.benchmark.record import Results, provenance
@@ -241,22 +241,6 @@ def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
             f"--classes must be two of {', '.join(names)} separated by a comma, not {given!r}"
         ) from None
     return first, second
-
-
-def command_line(name: str, options: Mapping[str, object]) -> str:
-    """Return the command that makes the results again, with DIR or FILE for local paths."""
-    words = ["ecinn benchmark", name]
-    for option, value in options.items():
-        flag = option.replace("_", "-")
-        if value is None or option in ("out_dir", "device", "json_output"):
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            path = isinstance(item, Path) and ("FILE" if item.is_file() else "DIR")
-            words.append(f"--{flag} {path or item}")
-    return " ".join(words)
 
 
 def suffix(split: SplitName) -> str:

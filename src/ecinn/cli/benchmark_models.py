@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, err, plain
+from ecinn.cli.app import Device, Json, command_line, err, plain
 from ecinn.cli.benchmark import (
     RESULTS,
     Images,
@@ -16,7 +16,6 @@ from ecinn.cli.benchmark import (
     Seed,
     SplitOption,
     benchmark,
-    command_line,
     names_of,
     show,
     suffix,
@@ -65,7 +64,7 @@ def heatmaps_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare heatmaps: replaced pixels, localisation, noise, stability, cost."""
-    line = command_line("heatmaps", locals())
+    line = command_line("benchmark heatmaps", locals())
     from ecinn.attribution.heatmaps import METHODS
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
@@ -137,7 +136,7 @@ def faces_benchmark(
     json_output: Json = False,
 ) -> None:
     """Measure models of faces; draw random faces and the most difficult ones."""
-    line = command_line("faces", locals())
+    line = command_line("benchmark faces", locals())
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import faces
@@ -216,7 +215,7 @@ def controls_benchmark(
     json_output: Json = False,
 ) -> None:
     """Distil classifiers whose reasons are known: a planted shortcut, and none at all."""
-    line = command_line("controls", locals())
+    line = command_line("benchmark controls", locals())
     from ecinn.data.mnist import load_mnist
     from ecinn.flow.device import resolve_device
     from ecinn.studies.benchmark import controls

@@ -9,6 +9,7 @@ import typer
 from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
+from ecinn.files import output_folder
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,6 @@ def beta(
     device: Device = "auto",
 ) -> None:
     """Train models at increasing β for Figure 10; run it again to continue."""
-    from ecinn.files import output_folder
     from ecinn.flow.device import resolve_device
     from ecinn.studies.judges import load_judges
     from ecinn.studies.paper import beta_models
