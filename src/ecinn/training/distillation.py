@@ -41,7 +41,6 @@ from ecinn.training.evaluation import random_offsets, with_metrics
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
-from ecinn.training.state import Answers
 from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, student_recipe
 
 REPORT_FILE = "distillation.json"
@@ -133,7 +132,6 @@ def distill_classifier(
             resume=resume,
             init_from=init_from,
             teacher=BlackBoxTeacher(black_box, identity) if recipe.finetuning else None,
-            answers=Answers(answers["train"], answers["validation"]),
             observe=observe,
         )
         if not on_path:
@@ -294,7 +292,7 @@ def fit_tau_on_paths(
         latents += [z, model.encode_with_log_det(to_pixels(made))[0]]
         given += [answers[rows], black_box.predict(made).to(device)]
     targets = torch.cat(given)
-    checkpoint.classifier.tau.fill_(fit_tau(latents, targets.argmax(1), model.mu, targets))
+    checkpoint.classifier.tau.fill_(fit_tau(latents, targets, model.mu))
     checkpoint.classifier.cpu()  # the model moved it to the device
     return checkpoint
 
@@ -356,5 +354,6 @@ def _require_all_classes(answers: Tensor, names: Sequence[str]) -> None:
 
 
 def _relabelled(data: Dataset, answers: Tensor) -> Dataset:
-    """Return the images with the classifier's predictions as labels, and nothing else to learn."""
-    return replace(data, labels=answers.argmax(1), attributes=None, attribute=None)
+    """Return the images with the classifier's answers, and nothing else to learn."""
+    given = {"labels": answers.argmax(1), "answers": answers}
+    return replace(data, **given, attributes=None, attribute=None)

@@ -79,11 +79,11 @@ class FineTuningStep(OptimisationStep):
     ) -> None:
         self.late = isinstance(state.teacher, BlackBoxTeacher)
         if self.late:
-            assert state.answers is not None
+            assert data.answers is not None
             batch = min(recipe.batch_size, len(data))
             # An epoch starts with images whose answers are known, so that a resumed one repeats.
             self.known = data.images[: batch - batch // 2].to(device)
-            self.known_answers = state.answers[: len(self.known)]
+            self.known_answers = data.answers[: len(self.known)].to(device)
             self.asked, self.answer = self.known.clone(), self.known_answers.clone()
         super().__init__(recipe, data, state, device, ranks)
 
