@@ -35,12 +35,13 @@ from ecinn.training.agreement import (
     classifier_accuracy,
     measure_agreement,
 )
-from ecinn.training.answers import ask, digest, keep_answers, known_answers
+from ecinn.training.answers import ask, keep_answers, known_answers
 from ecinn.training.calibration import fit_tau
 from ecinn.training.evaluation import random_offsets, with_metrics
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
+from ecinn.training.networks import digest
 from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, student_recipe
 
 REPORT_FILE = "distillation.json"
