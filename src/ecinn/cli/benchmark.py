@@ -91,8 +91,8 @@ def authors_benchmark(
         }
         records = [value["record"] for value in values.values()]
         results = Results("The authors' benchmark", tables, values, records)
-        paths = results.write(stem)  # after every dataset: an interrupted run keeps its results
-    show(results, paths, json_output=json_output)
+        results.write(stem)  # after every dataset: an interrupted run keeps its results
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("counterfactuals")
@@ -162,7 +162,7 @@ def counterfactuals_benchmark(
     try:
         atomic_write(figure, report.cost_figure(result))
     finally:  # tables are shown even if the figure cannot be drawn
-        show(results(result), results(result).write(stem), json_output=json_output)
+        show(results(result), stem, json_output=json_output)
 
 
 @benchmark.command("consistency")
@@ -195,7 +195,7 @@ def consistency_benchmark(
     values = {"record": record, **vars(result)}
     tables = consistency_tables(result)
     results = Results(f"Confidence consistency: {model}", tables, values, [record])
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("ood")
@@ -229,7 +229,7 @@ def ood_benchmark(
     values = {"record": record, **vars(result)}
     title = f"Out-of-distribution detection: {model}"
     results = Results(title, [ood.detection_table(result)], values, [record])
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
@@ -253,10 +253,11 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def show(results: "Results", paths: Sequence[Path], *, json_output: bool) -> None:
-    """Print results as JSON, or as tables and the paths of their files."""
+def show(results: "Results", stem: Path, *, json_output: bool) -> None:
+    """Write results, and print them as JSON, or as tables and the paths of their files."""
     from ecinn.studies.benchmark.record import jsonable
 
+    paths = results.write(stem)
     if json_output:
         print_json(jsonable(results.values))
         return

@@ -108,7 +108,7 @@ def heatmaps_benchmark(
     values = {"record": record, "complete": True, **vars(result)}
     title = f"Heatmaps side by side: {model}"
     results = Results(title, heatmap_tables(result), values, [record], {picture.name: "images"})
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("faces")
@@ -164,7 +164,7 @@ def faces_benchmark(
     for name, (_, network) in networks.items():
         if network is None:
             err.print(f"{plain(name)}: no .safetensors in --inception to classify counterfactuals")
-    folder = output_folder(out_dir)
+    stem = output_folder(out_dir) / f"celeba{suffix(split)}"
     measured: dict[str, faces.FaceResult] = {}
     record: dict[str, Any] = {}
     captions: dict[str, str] = {}
@@ -190,14 +190,12 @@ def faces_benchmark(
         for kind, sheet in sheets.items():
             file = f"{model.name}{suffix(split)}-{kind}.webp"
             captions[file] = f"{model.name}: {faces.SHEETS[kind]}"
-            atomic_write(folder / file, webp_bytes(sheet))
+            atomic_write(stem.with_name(file), webp_bytes(sheet))
         values = {"record": record, "judges": loaded_judges.record, "results": measured}
         tables = faces.face_tables(measured, split.value)
         results = Results("Faces", tables, values, [*record.values()], captions)
-        paths = results.write(
-            folder / f"celeba{suffix(split)}"
-        )  # an interrupted run keeps its results
-    show(results, paths, json_output=json_output)
+        results.write(stem)  # an interrupted run keeps its results
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("controls")
@@ -247,4 +245,4 @@ def controls_benchmark(
     try:
         atomic_write(picture, dose_figure(result.shortcuts))
     finally:  # tables are shown even if the figure cannot be drawn
-        show(results, results.write(stem), json_output=json_output)
+        show(results, stem, json_output=json_output)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -15,7 +15,7 @@ from ecinn.files import atomic_write
 if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
-    from ecinn.data.dataset import Split, Splits
+    from ecinn.data.dataset import Splits
 
 
 @app.command()
@@ -187,7 +187,7 @@ def _load(
 
     Your own pictures get the size and channels of the model to start from, if there is one.
     """
-    from ecinn.data.dataset import Splits
+    from ecinn.data.dataset import Split, Splits
     from ecinn.data.own_record import OwnDataOptions
 
     path = Path(source)
@@ -198,8 +198,8 @@ def _load(
             options = OwnDataOptions(size=a.height, channels=a.channels)
         own, recipe = load_run(path, folder, options, resume=resume)
         return own.first(limit), recipe
-    names: tuple[Split, ...] = ("train", "validation", "test")
-    return Splits(*(load_images(source, name, celeba) for name in names)).first(limit), None
+    splits = Splits(*(load_images(source, split, celeba) for split in get_args(Split)))
+    return splits.first(limit), None
 
 
 def _recipe_of(source: str) -> str | None:

@@ -21,7 +21,7 @@ from ecinn.progress import Observer, Progress
 if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
-    from ecinn.data.dataset import Dataset
+    from ecinn.data.dataset import Splits
     from ecinn.data.own import OwnData
     from ecinn.data.own_record import OwnDataOptions
 
@@ -156,7 +156,7 @@ def train(
     options = {n: v for n, v in locals().items() if v is not None and v is not False}
     from ecinn.classifier.checkpoint import MODEL_FILE
     from ecinn.classifier.recipes import RECIPES
-    from ecinn.data.dataset import Split
+    from ecinn.data.dataset import Split, Splits
     from ecinn.training.loop import train as train_model
     from ecinn.training.ranks import joined
 
@@ -199,19 +199,15 @@ def train(
         raise InputError(f"{source} has no fine-tuning: leave its options out")
     output_folder(out_dir)
     with joined(device) as ranks, ranks.first_alone():
-        data, held_out, test = (
-            (load_images(settings, split, celeba) if own is None else getattr(own, split)).first(
-                limit
-            )
-            for split in get_args(Split)
-        )
+        splits = own or Splits(*(load_images(settings, s, celeba) for s in get_args(Split)))
+        splits = splits.first(limit)
     with _observers(out_dir, tensorboard=tensorboard and ranks.leads) as observe:
         checkpoint = train_model(
             settings,
-            data,
+            splits.train,
             out_dir,
-            held_out=held_out,
-            test=test,
+            held_out=splits.validation,
+            test=splits.test,
             device=device,
             resume=resume,
             init_from=init_from,
@@ -232,13 +228,12 @@ def train(
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
     if own is not None:
-        _print_verdict(checkpoint, data, test, out_dir, record["command"], device)
+        _print_verdict(checkpoint, splits, out_dir, record["command"], device)
 
 
 def _print_verdict(
     checkpoint: "Checkpoint",
-    data: "Dataset",
-    test: "Dataset",
+    splits: "Splits",
     folder: Path,
     command: str,
     device: str,
@@ -253,9 +248,8 @@ def _print_verdict(
 
     evaluation = rebuild(Evaluation, checkpoint.metrics)
     with bars() as observe:
-        verdict = assess(
-            Model(checkpoint, device), data, test, evaluation=evaluation, observe=observe
-        )
+        model = Model(checkpoint, device)
+        verdict = assess(model, splits.train, splits.test, evaluation=evaluation, observe=observe)
     page = folder / "verdict.html"
     atomic_write(page, render_verdict(verdict, command).encode())
     atomic_write(folder / "verdict.json", (verdict.to_json() + "\n").encode())
