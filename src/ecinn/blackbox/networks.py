@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecinn.blackbox.preprocessing import CHANNELS, Preprocessing
+from ecinn.blackbox.preprocessing import CHANNELS
 from ecinn.errors import InputError
 
 SUFFIXES = (".onnx", ".pt2", ".pt")
@@ -146,11 +146,6 @@ def _load_script(path: Path, device: torch.device) -> Network:
         warnings.simplefilter("ignore", DeprecationWarning)  # of the format, which people have
         module = torch.jit.load(path, map_location=device).eval()
     return Network(lambda x: module(x.to(device)))
-
-
-def preprocessing_for(network: Network, given: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing that is given; the rest is guessed from the file."""
-    return Preprocessing(**(network.preprocessing() | dict(given)))
 
 
 def first_line(error: BaseException) -> str:

@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 
 PANELS = {
     "Commands": (
-        "explain",
-        "bulk",
-        "models",
-        "train",
-        "distill",
-        "evaluate",
-        "audit",
-        "serve",
-        "site",
+        "explain", "bulk", "models", "train", "distill", "evaluate", "audit", "serve", "site",
         "export",
     ),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
-}
+}  # fmt: skip
 """Commands in the order and under the headings of `ecinn --help`."""
 
 EXTRAS = {

@@ -89,7 +89,7 @@ def calibrate(
     return Checkpoint(
         recipe=recipe,
         mu_bar=mu_bar.cpu(),
-        ood=_fit_detector(recipe, classifier, mu_bar, data.images, latents, reference),
+        ood=_fit_detector(recipe, mu_bar, data.images, latents, reference),
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         class_names=data.class_names,
         training=training,
@@ -148,7 +148,6 @@ def _shape(recipe: Recipe, images: StoredImages, held_out: "_Latents") -> Shape:
 
 def _fit_detector(
     recipe: Recipe,
-    classifier: GenerativeClassifier,
     mu_bar: Float[Tensor, "classes dim"],
     images: StoredImages,
     latents: "_Latents",
@@ -159,7 +158,7 @@ def _fit_detector(
     Distance and the limit of the shape are fitted to held-out images if there are any: training
     images are nearer to their classes.
     """
-    frequency = latent_frequencies(recipe.architecture)
+    classifier, frequency = latents.classifier, latent_frequencies(recipe.architecture)
     frequency = None if frequency is None else frequency.to(mu_bar.device)
     log_p, energies = [], []
     for z, log_det in latents:

@@ -356,5 +356,5 @@ def _require_all_classes(answers: Tensor, names: Sequence[str]) -> None:
 
 def _relabelled(data: Dataset, answers: Tensor) -> Dataset:
     """Return the images with the classifier's answers, and nothing else to learn."""
-    given = {"labels": answers.argmax(1), "answers": answers}
-    return replace(data, **given, attributes=None, attribute=None)
+    labels = answers.argmax(1)
+    return replace(data, labels=labels, answers=answers, attributes=None, attribute=None)

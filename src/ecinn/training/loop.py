@@ -120,11 +120,9 @@ def train(
                 with ranks.first_alone():
                     teacher = own_teacher(data, held_out, folder, ranks.device, observe)
             teacher, origin = prepare_teacher(teacher, recipe, data, ranks.device)
-            if prerequisite is not None:
-                started = _prerequisite(
-                    prerequisite, data, held_out, folder, ranks.device, teacher, origin, observe
-                )
             run = _Run(data, held_out, folder, ranks, resume, observe, save_every, teacher, origin)
+            if prerequisite is not None:
+                started = run.prerequisite(prerequisite)
             models = run.train(recipe, started, refined)
             if test is not None and ranks.leads:
                 models[0] = with_metrics(models[0], test, ranks.device, observe)
@@ -161,6 +159,35 @@ class _Run:
     def device(self) -> torch.device:
         """The device of this process."""
         return self.ranks.device
+
+    def prerequisite(self, recipe: Recipe) -> Checkpoint:
+        """Return the model that a run starts from, trained unless an earlier start did so."""
+        own = self.folder / recipe.name
+        if (own / MODEL_FILE).exists():
+            model = load_checkpoint(own)
+            expected = {"training_images": len(self.data)}
+            expected |= self.origin if recipe.needs_teacher else {}
+            if model.recipe != recipe or not expected.items() <= model.training.items():
+                raise InputError(
+                    f"{own} was trained with another recipe, other images or another teacher: "
+                    "choose another folder"
+                )
+            return model
+        if (self.folder / STATE_FILES[0]).exists():
+            raise InputError(
+                f"the run in {self.folder} was given a model to start from: give the same"
+            )
+        held_out = self.held_out
+        return train(
+            recipe,
+            relabelled(self.data, recipe.dataset),
+            own,
+            held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
+            device=self.device,
+            resume=True,
+            teacher=self.teacher if recipe.needs_teacher else None,
+            observe=self.observe,
+        )
 
     def train(
         self, recipe: Recipe, init_from: Checkpoint | None, refine_from: Checkpoint | None
@@ -260,38 +287,3 @@ class _Run:
             )
             for bits in all_bits
         ]
-
-
-def _prerequisite(
-    recipe: Recipe,
-    data: Dataset,
-    held_out: Dataset | None,
-    folder: Path,
-    device: torch.device,
-    teacher: nn.Module | None,
-    origin: dict[str, str],
-    observe: Observer,
-) -> Checkpoint:
-    """Return the model that a run starts from, trained unless an earlier start did so."""
-    own = folder / recipe.name
-    if (own / MODEL_FILE).exists():
-        model = load_checkpoint(own)
-        expected = {"training_images": len(data)} | (origin if recipe.needs_teacher else {})
-        if model.recipe != recipe or not expected.items() <= model.training.items():
-            raise InputError(
-                f"{own} was trained with another recipe, other images or another teacher: "
-                "choose another folder"
-            )
-        return model
-    if (folder / STATE_FILES[0]).exists():
-        raise InputError(f"the run in {folder} was given a model to start from: give the same")
-    return train(
-        recipe,
-        relabelled(data, recipe.dataset),
-        own,
-        held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
-        device=device,
-        resume=True,
-        teacher=teacher if recipe.needs_teacher else None,
-        observe=observe,
-    )
