@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ecinn.blackbox.networks import first_line
 from ecinn.blackbox.preprocessing import Preprocessing
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, first_line
 from ecinn.pixels import StoredImages
 
 Output = Literal["logits", "probabilities"]

@@ -1,6 +1,5 @@
 """`ecinn teacher`, `ecinn inception` and `ecinn judges`: train networks that are not flows."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -13,7 +12,7 @@ import typer
 from ecinn.cli.app import Device, Json, app, command_line, out, plain, print_json
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.files import atomic_write, output_folder
+from ecinn.files import output_folder, write_json
 from ecinn.progress import Observer
 
 FACES = "celeba/Smiling"
@@ -217,7 +216,7 @@ def _report(
     """Write the training record as JSON, and print it or these lines."""
     record = {"command": command, "settings": asdict(settings), **record}
     record_file = out_file.with_suffix(".json")
-    atomic_write(record_file, (json.dumps(record, indent=1) + "\n").encode())
+    write_json(record_file, record)
     if json_output:
         print_json({"file": str(out_file), **record})
         return

@@ -1,6 +1,5 @@
 """`ecinn train`: train a model."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from ecinn.cli.evaluate import print_evaluation
 from ecinn.cli.own import keep_run, load_run
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
-from ecinn.files import atomic_write, output_folder, rebuild
+from ecinn.files import atomic_write, output_folder, rebuild, write_json
 from ecinn.progress import Observer, Progress
 
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ def train(
         **checkpoint.training,
         "metrics": checkpoint.metrics,
     }
-    atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_json(out_dir / "training.json", record)
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
     if own is not None:

@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ecinn.data.face_crop import FaceCrop
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, first_line
 from ecinn.progress import Observer, counter, ignore
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -204,9 +204,8 @@ def _decode_all(
                 with Image.open(io.BytesIO(read(files.names[row]))) as picture:
                     array[row] = decode(picture)
             except _DECODING_ERRORS as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise InputError(
-                    f"{files.path / files.names[row]} cannot be decoded ({reason}): "
+                    f"{files.path / files.names[row]} cannot be decoded ({first_line(error)}): "
                     "fetch it again, or remove it"
                 ) from error
 

@@ -1,6 +1,5 @@
 """Distil any classifier into an invertible student, which then explains it."""
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from ecinn.classifier.checkpoint import (
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.files import atomic_write, output_folder
+from ecinn.files import output_folder, write_json
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels, to_uint8
@@ -152,8 +151,7 @@ def distill_classifier(
     result = Distilled(
         Model(checkpoint, device, black_box), accuracy, agreement, black_box.queries
     )
-    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    atomic_write(folder / REPORT_FILE, text.encode())
+    write_json(folder / REPORT_FILE, result.to_dict())
     return result
 
 
