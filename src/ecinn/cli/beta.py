@@ -10,6 +10,7 @@ from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.files import output_folder
+from ecinn.progress import Progress
 
 if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
@@ -58,7 +59,11 @@ def beta(
                 err.print(f"{task}: already trained")
             else:
                 folder = out_dir / f"beta-{recipe.beta:g}"
-                with bars() as observe:
+                with bars() as show:
+
+                    def observe(progress: Progress, task: str = task) -> None:
+                        show(replace(progress, task=f"{task}, {progress.task}"))
+
                     model = loop.train(
                         recipe,
                         train,
@@ -67,7 +72,7 @@ def beta(
                         test=test,
                         device=chosen,
                         resume=True,
-                        observe=lambda p, task=task: observe(replace(p, task=f"{task}, {p.task}")),
+                        observe=observe,
                     )
                 metrics = {**model.metrics, **jury.judge(Model(model, chosen))}
                 model.classifier.cpu()

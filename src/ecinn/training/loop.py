@@ -165,8 +165,9 @@ class _Run:
         own = self.folder / recipe.name
         if (own / MODEL_FILE).exists():
             model = load_checkpoint(own)
-            expected = {"training_images": len(self.data)}
-            expected |= self.origin if recipe.needs_teacher else {}
+            expected: dict[str, int | str] = {"training_images": len(self.data)}
+            if recipe.needs_teacher:
+                expected |= self.origin
             if model.recipe != recipe or not expected.items() <= model.training.items():
                 raise InputError(
                     f"{own} was trained with another recipe, other images or another teacher: "
