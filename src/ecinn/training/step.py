@@ -77,6 +77,7 @@ class OptimisationStep:
         for module in state.classifier.train().modules():
             if self.inverts and isinstance(module, nn.Dropout | nn.Dropout2d):
                 module.eval()  # decoding must invert encoding
+        self.prepare(data)
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             passes = 3 if self.inverts else 1
@@ -88,6 +89,9 @@ class OptimisationStep:
                         compile_blocks(network, inverse=self.inverts)
             with _compilation():
                 self._capture()
+
+    def prepare(self, data: Dataset) -> None:
+        """Make what a step of this stage needs besides."""
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""
