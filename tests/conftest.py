@@ -18,10 +18,12 @@ import torch
 from ecinn.classifier.checkpoint import shipped_models
 from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.data import mnist as digits
+from ecinn.data import pen
 from ecinn.data.dataset import Dataset
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
-from ecinn.training import teacher
+from ecinn.pixels import StoredImages
+from ecinn.training import calibration, teacher
 from ecinn.training.augmented import TeacherSettings
 from helpers.builders import randomise
 
@@ -35,6 +37,32 @@ def decompressed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lzma, "decompress", decompress)
         patch.setitem(digits._READERS, ".xz", decompress)  # type: ignore[arg-type]
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """Draw the shapes of an OOD detector once: many runs have the same images and seed."""
+    again: dict[tuple[bytes, ...], StoredImages] = {}
+    drawn: dict[tuple[int, bytes], tuple[StoredImages, torch.Tensor]] = {}
+
+    def redraw(images: StoredImages, pens: pen.Pens) -> StoredImages:
+        key = tuple(tensor.numpy().tobytes() for tensor in (images, *pens))
+        if key not in again:
+            again[key] = pen.redraw(images, pens)
+        return again[key]
+
+    def draw_shapes(count: int, generator: torch.Generator) -> StoredImages:
+        key = (count, generator.get_state().numpy().tobytes())
+        if key not in drawn:
+            drawn[key] = (pen.draw_shapes(count, generator), generator.get_state())
+        shapes, after = drawn[key]
+        generator.set_state(after)
+        return shapes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "redraw", redraw)
+        patch.setattr(calibration, "draw_shapes", draw_shapes)
         yield
 
 

@@ -1,6 +1,7 @@
 """Writing files completely or not at all, and reading dataclasses from JSON."""
 
 import dataclasses
+import json
 import os
 import shutil
 import tempfile
@@ -38,6 +39,11 @@ def atomic_write(path: Path, data: bytes) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:  # noqa: ANN401
+    """Write a JSON file, completely or not at all."""
+    atomic_write(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def atomic_folder(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:

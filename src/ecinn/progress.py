@@ -138,27 +138,23 @@ def _line(progress: Progress, seconds: float, done_at_start: int) -> str:
     return f"{progress.task}: {'  '.join(part for part in parts if part)}"
 
 
+_FORMATS = {
+    "loss": "loss {:.3f}",
+    "bits_per_dim": "bits/dim {:.3f}",
+    "error": "error {:.2%}",
+    "images_per_second": "{:,.0f} images/s",
+}
+
+
 def format_figures(figures: Mapping[str, float | int]) -> str:
     """Format figures with their usual names, digits and units."""
-    parts = []
-    for name, value in figures.items():
-        match name:
-            case "epoch":
-                of_epochs = f"/{figures['epochs']:.0f}" if "epochs" in figures else ""
-                parts.append(f"epoch {value:.0f}{of_epochs}")
-            case "epochs":
-                pass
-            case "loss":
-                parts.append(f"loss {value:.3f}")
-            case "bits_per_dim":
-                parts.append(f"bits/dim {value:.3f}")
-            case "error":
-                parts.append(f"error {100 * value:.2f} %")
-            case "images_per_second":
-                parts.append(f"{value:,.0f} images/s")
-            case _:
-                parts.append(f"{name.replace('_', ' ')} {value:.4g}")
-    return "  ".join(parts)
+    of_epochs = f"/{figures['epochs']:.0f}" if "epochs" in figures else ""
+    formats = {"epoch": "epoch {:.0f}" + of_epochs, **_FORMATS}
+    return "  ".join(
+        formats.get(name, name.replace("_", " ") + " {:.4g}").format(value).replace("%", " %")
+        for name, value in figures.items()
+        if name != "epochs"
+    )
 
 
 def plain(text: str) -> str:

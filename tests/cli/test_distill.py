@@ -145,7 +145,10 @@ class Brighter(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_student_of_a_folder_knows_its_pictures(tmp_path: Path) -> None:
+def test_a_student_of_a_folder_knows_its_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
     pictures, folder = tmp_path / "pictures", tmp_path / "student"
     generator = torch.Generator().manual_seed(0)
     for number in range(120):

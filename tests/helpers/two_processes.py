@@ -12,7 +12,8 @@ import torch
 from ecinn import files
 from ecinn.classifier import tensor_files
 from ecinn.classifier.recipes import RECIPES, SGD, FineTuning, Recipe
-from ecinn.cli import app, progress
+from ecinn.cli import app
+from ecinn.cli import train as command
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import EcinnError
@@ -89,12 +90,13 @@ def main(folder: Path) -> None:
     """Train, resume runs that one process started, use the command line, and fail."""
     if os.environ["RANK"] == "1":
         files.atomic_write = tensor_files.atomic_write = refuse_to_write
+        command.atomic_write = refuse_to_write
     run(folder / "two")
     for stage in ("training", "fine-tuning"):
         run(folder / f"{stage}-from-one", resume=True)
     plain = {"finetuning": None, "distillation_weight": 0.0, "epochs": 1}
     RECIPES["tiny"] = replace(tiny_recipe(), **plain)  # type: ignore[index]
-    progress.load_images = load_and_tell  # type: ignore[assignment]
+    command.load_images = load_and_tell  # type: ignore[assignment]
     sys.argv[1:] = ["train", "tiny", "--out", str(folder / "cli"), "--limit", "40"]
     with suppress(SystemExit):
         app.main()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ecinn.classifier.tensor_files import find_file, read_tensors
-from ecinn.cli import progress
+from ecinn.cli import networks as commands
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES, load_celeba
 from ecinn.data.dataset import Dataset
@@ -289,7 +289,7 @@ def test_command_writes_the_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(data) == 24
         return train_face_judges(data, held_out, TINY, **options)
 
-    monkeypatch.setattr(progress, "load_images", load)
+    monkeypatch.setattr(commands, "load_images", load)
     monkeypatch.setattr(face_judges, "train_face_judges", train_small)
     path = tmp_path / "new" / "own.safetensors"
     options = ("--seed", 7, "--limit", 24, "--device", "cpu", "--celeba", tmp_path)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from ecinn.classifier.tensor_files import read_tensors, write_tensors
-from ecinn.cli import app, progress
+from ecinn.cli import app
+from ecinn.cli import networks as commands
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
@@ -371,7 +372,7 @@ def faces(monkeypatch) -> list[tuple[object, ...]]:
         asked.append((name, split, folder))
         return tinted({"train": 9, "validation": 3, "test": 4}[split])
 
-    monkeypatch.setattr(progress, "load_images", load)
+    monkeypatch.setattr(commands, "load_images", load)
     return asked
 
 

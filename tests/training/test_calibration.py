@@ -40,11 +40,15 @@ def overlapping(
     return z, torch.multinomial(posterior, 1, generator=generator)[:, 0], mu
 
 
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    return F.one_hot(labels, classes).double()
+
+
 @pytest.mark.parametrize("tau", [0.05, 0.4, 2.0])
 @pytest.mark.parametrize("classes", [2, 6])
 def test_tau_is_found_where_labels_follow_the_posterior(generator, tau, classes) -> None:
     z, labels, mu = overlapping(generator, tau, classes)
-    fitted = float(fit_tau(z.split(3000), labels, mu))
+    fitted = float(fit_tau(z.split(3000), one_hot(labels, len(mu)), mu))
     assert fitted == pytest.approx(tau, rel=0.1)
 
     def loss(tau: float) -> float:
@@ -61,7 +65,7 @@ def test_perfect_predictions_do_not_give_certainty(generator) -> None:
     """Platt's rule: n right answers of n justify a confidence of about 1 − 1/(n + 2)."""
     mu = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     labels = torch.arange(200) % 2
-    tau = fit_tau([mu[labels]], labels, mu)
+    tau = fit_tau([mu[labels]], one_hot(labels, 2), mu)
     confidence = torch.sigmoid(2 * tau)
     assert float(confidence) == pytest.approx(1 - 1 / 202, abs=1e-4)
 
@@ -75,11 +79,11 @@ def test_platt_scaling_finds_the_boundary_that_labels_follow(generator, soft) ->
     moved = mu + part * (mu[1] - mu[0])
     posterior = (-0.5 * true_tau * torch.cdist(z, moved).square()).softmax(1)
     labels = torch.multinomial(posterior, 1, generator=generator)[:, 0]
-    tau, shift = platt_scaling(z.split(3000), labels, mu, posterior if soft else None)
+    targets = posterior if soft else one_hot(labels, 2)
+    tau, shift = platt_scaling(z.split(3000), targets, mu)
     assert float(tau) == pytest.approx(true_tau, rel=0.005 if soft else 0.06)
     expected = part * (mu[1] - mu[0])
     torch.testing.assert_close(shift, expected, rtol=0.005 if soft else 0.1, atol=0.0)
-    targets = posterior if soft else F.one_hot(labels, 2).double()
     smoothing = 1 / (len(z) + 2)
     targets = (1 - smoothing) * targets + smoothing * targets.flip(1)
 
@@ -97,8 +101,8 @@ def test_no_shift_moves_the_boundary_past_a_mean(generator) -> None:
     """Answers that are all one class, or that have nothing to do with the latents."""
     mu = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     z = torch.randn((500, 2), generator=generator, dtype=torch.float64)
-    assert platt_scaling([z], torch.zeros(500).long(), mu) is None
-    assert platt_scaling([z], (z[:, 1] > -0.7).long(), mu) is None
+    assert platt_scaling([z], one_hot(torch.zeros(500).long(), 2), mu) is None
+    assert platt_scaling([z], one_hot((z[:, 1] > -0.7).long(), 2), mu) is None
 
 
 @pytest.mark.parametrize("balanced", [True, False])
@@ -118,12 +122,12 @@ def test_two_tied_means_move_together(balanced, data: Dataset) -> None:
     held_out = two(load_mnist("validation").first(400))
     model = calibrate(recipe, two(data), classifier.state_dict(), CPU, {}, held_out)
     z = model.classifier.encode(to_pixels(held_out.images))
-    shift = model.classifier.mu - model.mu_bar
+    shift, targets = model.classifier.mu - model.mu_bar, one_hot(held_out.labels, 2)
     if balanced:
         assert not shift.any()
-        assert float(model.classifier.tau) == float(fit_tau([z], held_out.labels, model.mu_bar))
+        assert float(model.classifier.tau) == float(fit_tau([z], targets, model.mu_bar))
         return
-    tau, expected = platt_scaling([z], held_out.labels, model.mu_bar)
+    tau, expected = platt_scaling([z], targets, model.mu_bar)
     torch.testing.assert_close(shift, expected.expand(2, -1), rtol=1e-4, atol=1e-5)
     assert float(shift.norm()) > 0.01 * float((model.mu_bar[1] - model.mu_bar[0]).norm())
     assert float(model.classifier.tau) == float(tau)
@@ -141,7 +145,7 @@ def test_one_image_is_enough_for_tau(classes) -> None:
     """Read right: a confidence of 1 − 1/(1 + 2). Read wrong: no confidence at all."""
     mu = 3 * torch.eye(classes, dtype=torch.float64)
     for label, expected in ((1, 2 / 3), (0, 1 / classes)):
-        tau = fit_tau([mu[1:2]], torch.tensor([label]), mu)
+        tau = fit_tau([mu[1:2]], one_hot(torch.tensor([label]), len(mu)), mu)
         posterior = (-0.5 * tau * torch.cdist(mu[1:2], mu).square()).softmax(1)
         assert float(posterior[0, 1]) == pytest.approx(expected, abs=1e-6)
 
@@ -171,7 +175,9 @@ def test_tied_means_become_the_measured_means(tied, data: Dataset) -> None:
         return
     assert torch.equal(model.classifier.mu, model.mu_bar)
     z = model.classifier.encode(to_pixels(held_out.images))
-    assert tau == float(fit_tau([z], held_out.labels, model.classifier.mu))
+    assert tau == float(
+        fit_tau([z], one_hot(held_out.labels, len(model.mu_bar)), model.classifier.mu)
+    )
     without = calibrate(recipe, data, weights, CPU, {})
     assert float(without.classifier.tau) == pytest.approx(0.3)
 

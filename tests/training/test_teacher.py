@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from ecinn.classifier.tensor_files import read_tensors, write_tensors
-from ecinn.cli import app, progress
+from ecinn.cli import app
+from ecinn.cli import networks as commands
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.celeba import ATTRIBUTES
 from ecinn.data.dataset import Dataset
@@ -428,7 +429,7 @@ def faces(monkeypatch) -> list[tuple[object, ...]]:
         requested.append((name, split, folder))
         return tinted({"train": 9, "validation": 30}[split], attributes=40)
 
-    monkeypatch.setattr(progress, "load_images", load)
+    monkeypatch.setattr(commands, "load_images", load)
 
     def train_small(
         data: Dataset, validation: Dataset, settings: TeacherSettings, **options: object

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ecinn.blackbox.networks import first_line
 from ecinn.blackbox.preprocessing import Preprocessing
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, first_line
 from ecinn.pixels import StoredImages
 
 Output = Literal["logits", "probabilities"]
@@ -104,10 +103,12 @@ class BlackBox:
                 self._worker = _Worker()
             except Exception as error:
                 failure = f"failed with {type(error).__name__}: {first_line(error)}"
-        shape = "×".join(map(str, x.shape))
+        values = (
+            f"{'×'.join(map(str, x.shape))} values of {float(x.min()):.3g} to {float(x.max()):.3g}"
+        )
         raise EcinnError(
-            f"{self.name} {failure} ({ATTEMPTS} times, on {shape} values of {_range(x)}): check "
-            "its input size, channels and layout, or allow more time"
+            f"{self.name} {failure} ({ATTEMPTS} times, on {values}): check its input size, "
+            "channels and layout, or allow more time"
         )
 
     def _read(self, answer: Any, n: int) -> Float[Tensor, "batch classes"]:  # noqa: ANN401
@@ -224,10 +225,6 @@ def _work(tasks: "queue.SimpleQueue[Any]", results: "queue.SimpleQueue[Any]") ->
 def _are_probabilities(rows: Float[Tensor, "batch classes"]) -> bool:
     sums = rows.sum(1)
     return bool((rows >= -1e-6).all() and ((sums - 1).abs() <= SUM_TOLERANCE).all())
-
-
-def _range(x: Tensor) -> str:
-    return f"{float(x.min()):.3g} to {float(x.max()):.3g}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox
-from ecinn.blackbox.networks import load_network, preprocessing_for
+from ecinn.blackbox.networks import load_network
+from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.errors import InputError
 from ecinn.files import atomic_write
 
@@ -65,7 +66,7 @@ def open_classifier(
         network.call,
         class_names,
         name=name or path.name,
-        preprocessing=preprocessing_for(network, given),
+        preprocessing=Preprocessing(**(network.preprocessing() | given)),
         classes=options.get("classes", known),
         output=options.get("output"),
         batch=network.batch,

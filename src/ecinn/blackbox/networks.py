@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecinn.blackbox.preprocessing import CHANNELS, Preprocessing
-from ecinn.errors import InputError
+from ecinn.blackbox.preprocessing import CHANNELS
+from ecinn.errors import InputError, first_line
 
 SUFFIXES = (".onnx", ".pt2", ".pt")
 _ONNX_TYPES = {
@@ -146,24 +145,6 @@ def _load_script(path: Path, device: torch.device) -> Network:
         warnings.simplefilter("ignore", DeprecationWarning)  # of the format, which people have
         module = torch.jit.load(path, map_location=device).eval()
     return Network(lambda x: module(x.to(device)))
-
-
-def preprocessing_for(network: Network, given: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing that is given; the rest is guessed from the file."""
-    return Preprocessing(**(network.preprocessing() | dict(given)))
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type.
-
-    TorchScript begins with a traceback: of its messages, the line of the exception is returned.
-    """
-    name = type(error).__name__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
-    if "TorchScript interpreter" in lines[0]:
-        lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)] or lines
-        return lines[-1].removeprefix(f"{name}: ")
-    return lines[0]
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401

@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ecinn.blackbox.networks import first_line
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, save_checkpoint
-from ecinn.errors import InputError
+from ecinn.errors import InputError, first_line
 from ecinn.files import atomic_write
 
 CONFIG_FILE = "config.json"

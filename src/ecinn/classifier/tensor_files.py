@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from ecinn.errors import InputError
+from ecinn.errors import InputError, first_line
 from ecinn.files import atomic_write
 
 FORMAT = "ecinn-2"
@@ -68,9 +68,8 @@ def load_tensors(
     try:
         return build(tensors, about)
     except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"{path} does not fit this version's networks ({reason}); "
+            f"{path} does not fit this version's networks ({first_line(error)}); "
             "use the version of ecinn that wrote it, or train it again"
         ) from error
 

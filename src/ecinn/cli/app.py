@@ -3,9 +3,10 @@
 import functools
 import json
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -22,19 +23,11 @@ if TYPE_CHECKING:
 
 PANELS = {
     "Commands": (
-        "explain",
-        "bulk",
-        "models",
-        "train",
-        "distill",
-        "evaluate",
-        "audit",
-        "serve",
-        "site",
+        "explain", "bulk", "models", "train", "distill", "evaluate", "audit", "serve", "site",
         "export",
     ),
     "Studies": ("paper", "benchmark", "judges", "inception", "teacher", "beta"),
-}
+}  # fmt: skip
 """Commands in the order and under the headings of `ecinn --help`."""
 
 EXTRAS = {
@@ -244,3 +237,25 @@ def _fail_usage(error: Any) -> NoReturn:  # noqa: ANN401
 def print_json(value: Any) -> None:  # noqa: ANN401
     """Print a value as JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def command_line(name: str, options: Mapping[str, object]) -> str:
+    """Return the command that makes the results again, with a word in capitals for local paths."""
+    words = ["ecinn", *name.split()]
+    for option, value in options.items():
+        flag = option.replace("_", "-")
+        if value is None or option in ("out_dir", "device", "json_output"):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            text = str(item).removesuffix(".0")
+            if isinstance(item, tuple):
+                text = ("x" if option == "size" else ",").join(map(str, item))
+            elif isinstance(item, Path):
+                text = "FILE" if item.is_file() else "DIR"
+            elif option in ("init_from", "refine_from") and Path(text).exists():
+                text = "MODEL"
+            words += [f"--{flag}", text]
+    return shlex.join(words)

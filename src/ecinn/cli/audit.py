@@ -11,6 +11,7 @@ from ecinn.cli.app import (
     OwnSource,
     RequestedConfidence,
     app,
+    command_line,
     out,
     parse_confidence,
     plain,
@@ -19,6 +20,7 @@ from ecinn.cli.app import (
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder
 
 
 @app.command()
@@ -43,7 +45,6 @@ def audit(
     """Show what a model looks at and where it errs, over many images."""
     from ecinn.auditing import audit as audit_model
     from ecinn.classifier.checkpoint import model_name
-    from ecinn.files import atomic_write, output_folder
     from ecinn.model import load
 
     requested = parse_confidence(confidence)
@@ -67,11 +68,11 @@ def audit(
             split=split.value,
             observe=observe,
         )
-    words = ["ecinn audit", model_name(model), *(f"--with {name}" for name in compared)]
-    words += [f"--split {split.value} --n {n} --seed {seed}"]
-    words += [] if confidence is None else [f"--confidence {confidence}"]
-    words += ["--celeba DIR"] if loaded.recipe.dataset.startswith("celeba/") else []
-    atomic_write(page, result.html(" ".join(words)).encode())
+    faces = "DIR" if loaded.recipe.dataset.startswith("celeba/") else None
+    options = {"with": [*compared], "split": split, "n": n, "seed": seed}
+    options |= {"confidence": confidence, "celeba": faces}
+    command = command_line(f"audit {model_name(model)}", options)
+    atomic_write(page, result.html(command).encode())
     if json_output:
         print_json(result.to_dict() | {"file": str(page)})
         return

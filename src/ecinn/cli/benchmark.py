@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
+from ecinn.cli.app import Device, Json, app, command_line, out, plain, print_json
 from ecinn.cli.evaluate import SplitName
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.drawing.table import Table
@@ -49,7 +49,7 @@ def authors_benchmark(
     json_output: Json = False,
 ) -> None:
     """Score the authors' published counterfactuals again, and ours of the same images."""
-    line = command_line("authors", locals())
+    line = command_line("benchmark authors", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark import authors, authors_files
     from ecinn.studies.benchmark.quality import find_judges
@@ -91,8 +91,8 @@ def authors_benchmark(
         }
         records = [value["record"] for value in values.values()]
         results = Results("The authors' benchmark", tables, values, records)
-        paths = results.write(stem)  # after every dataset: an interrupted run keeps its results
-    show(results, paths, json_output=json_output)
+        results.write(stem)  # after every dataset: an interrupted run keeps its results
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("counterfactuals")
@@ -113,7 +113,7 @@ def counterfactuals_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare methods of counterfactuals on the same random images and targets."""
-    line = command_line("counterfactuals", locals())
+    line = command_line("benchmark counterfactuals", locals())
     from ecinn.drawing.pictures import png_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import side_by_side
@@ -162,7 +162,7 @@ def counterfactuals_benchmark(
     try:
         atomic_write(figure, report.cost_figure(result))
     finally:  # tables are shown even if the figure cannot be drawn
-        show(results(result), results(result).write(stem), json_output=json_output)
+        show(results(result), stem, json_output=json_output)
 
 
 @benchmark.command("consistency")
@@ -178,7 +178,7 @@ def consistency_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare asked confidences of .05 to .95 with those of the stored images."""
-    line = command_line("consistency", locals())
+    line = command_line("benchmark consistency", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency
     from ecinn.studies.benchmark.record import Results, provenance
@@ -195,7 +195,7 @@ def consistency_benchmark(
     values = {"record": record, **vars(result)}
     tables = consistency_tables(result)
     results = Results(f"Confidence consistency: {model}", tables, values, [record])
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("ood")
@@ -212,7 +212,7 @@ def ood_benchmark(
     json_output: Json = False,
 ) -> None:
     """Measure which letters, clothes and noise a digit model flags as out of distribution."""
-    line = command_line("ood", locals())
+    line = command_line("benchmark ood", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark import ood
     from ecinn.studies.benchmark.record import Results, provenance
@@ -229,7 +229,7 @@ def ood_benchmark(
     values = {"record": record, **vars(result)}
     title = f"Out-of-distribution detection: {model}"
     results = Results(title, [ood.detection_table(result)], values, [record])
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
@@ -243,22 +243,6 @@ def _two_classes(given: str, names: Sequence[str]) -> tuple[int, int]:
     return first, second
 
 
-def command_line(name: str, options: Mapping[str, object]) -> str:
-    """Return the command that makes the results again, with DIR or FILE for local paths."""
-    words = ["ecinn benchmark", name]
-    for option, value in options.items():
-        flag = option.replace("_", "-")
-        if value is None or option in ("out_dir", "device", "json_output"):
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            path = isinstance(item, Path) and ("FILE" if item.is_file() else "DIR")
-            words.append(f"--{flag} {path or item}")
-    return " ".join(words)
-
-
 def suffix(split: SplitName) -> str:
     """Return the end of a file's name: nothing for test images, which most results are of."""
     return "" if split is SplitName.TEST else f"-{split.value}"
@@ -269,10 +253,11 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def show(results: "Results", paths: Sequence[Path], *, json_output: bool) -> None:
-    """Print results as JSON, or as tables and the paths of their files."""
+def show(results: "Results", stem: Path, *, json_output: bool) -> None:
+    """Write results, and print them as JSON, or as tables and the paths of their files."""
     from ecinn.studies.benchmark.record import jsonable
 
+    paths = results.write(stem)
     if json_output:
         print_json(jsonable(results.values))
         return

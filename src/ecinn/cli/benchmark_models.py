@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, err, plain
+from ecinn.cli.app import Device, Json, command_line, err, plain
 from ecinn.cli.benchmark import (
     RESULTS,
     Images,
@@ -16,7 +16,6 @@ from ecinn.cli.benchmark import (
     Seed,
     SplitOption,
     benchmark,
-    command_line,
     names_of,
     show,
     suffix,
@@ -65,7 +64,7 @@ def heatmaps_benchmark(
     json_output: Json = False,
 ) -> None:
     """Compare heatmaps: replaced pixels, localisation, noise, stability, cost."""
-    line = command_line("heatmaps", locals())
+    line = command_line("benchmark heatmaps", locals())
     from ecinn.attribution.heatmaps import METHODS
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
@@ -109,7 +108,7 @@ def heatmaps_benchmark(
     values = {"record": record, "complete": True, **vars(result)}
     title = f"Heatmaps side by side: {model}"
     results = Results(title, heatmap_tables(result), values, [record], {picture.name: "images"})
-    show(results, results.write(stem), json_output=json_output)
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("faces")
@@ -137,7 +136,7 @@ def faces_benchmark(
     json_output: Json = False,
 ) -> None:
     """Measure models of faces; draw random faces and the most difficult ones."""
-    line = command_line("faces", locals())
+    line = command_line("benchmark faces", locals())
     from ecinn.drawing.pictures import webp_bytes
     from ecinn.model import load
     from ecinn.studies.benchmark import faces
@@ -165,7 +164,7 @@ def faces_benchmark(
     for name, (_, network) in networks.items():
         if network is None:
             err.print(f"{plain(name)}: no .safetensors in --inception to classify counterfactuals")
-    folder = output_folder(out_dir)
+    stem = output_folder(out_dir) / f"celeba{suffix(split)}"
     measured: dict[str, faces.FaceResult] = {}
     record: dict[str, Any] = {}
     captions: dict[str, str] = {}
@@ -191,14 +190,12 @@ def faces_benchmark(
         for kind, sheet in sheets.items():
             file = f"{model.name}{suffix(split)}-{kind}.webp"
             captions[file] = f"{model.name}: {faces.SHEETS[kind]}"
-            atomic_write(folder / file, webp_bytes(sheet))
+            atomic_write(stem.with_name(file), webp_bytes(sheet))
         values = {"record": record, "judges": loaded_judges.record, "results": measured}
         tables = faces.face_tables(measured, split.value)
         results = Results("Faces", tables, values, [*record.values()], captions)
-        paths = results.write(
-            folder / f"celeba{suffix(split)}"
-        )  # an interrupted run keeps its results
-    show(results, paths, json_output=json_output)
+        results.write(stem)  # an interrupted run keeps its results
+    show(results, stem, json_output=json_output)
 
 
 @benchmark.command("controls")
@@ -216,7 +213,7 @@ def controls_benchmark(
     json_output: Json = False,
 ) -> None:
     """Distil classifiers whose reasons are known: a planted shortcut, and none at all."""
-    line = command_line("controls", locals())
+    line = command_line("benchmark controls", locals())
     from ecinn.data.mnist import load_mnist
     from ecinn.flow.device import resolve_device
     from ecinn.studies.benchmark import controls
@@ -242,4 +239,4 @@ def controls_benchmark(
     try:
         atomic_write(picture, controls.dose_figure(result.shortcuts))
     finally:  # tables are shown even if the figure cannot be drawn
-        show(results, results.write(stem), json_output=json_output)
+        show(results, stem, json_output=json_output)

@@ -1,6 +1,6 @@
 """`ecinn beta`: train a model for every β of Figure 10 and keep the results it shows."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,15 +9,12 @@ import typer
 from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
+from ecinn.files import output_folder
+from ecinn.progress import Progress
 
 if TYPE_CHECKING:
-    import torch
-
     from ecinn.classifier.checkpoint import Checkpoint
-    from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset
-    from ecinn.progress import Progress
-    from ecinn.studies.paper.beta_models import Jury
 
 
 @app.command()
@@ -35,10 +32,13 @@ def beta(
     device: Device = "auto",
 ) -> None:
     """Train models at increasing β for Figure 10; run it again to continue."""
-    from ecinn.files import output_folder
+    from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
     from ecinn.flow.device import resolve_device
+    from ecinn.model import Model
     from ecinn.studies.judges import load_judges
     from ecinn.studies.paper import beta_models
+    from ecinn.training import loop
+    from ecinn.training.state import STATE_FILES
 
     chosen = resolve_device(device)
     recipes = [
@@ -59,9 +59,27 @@ def beta(
                 err.print(f"{task}: already trained")
             else:
                 folder = out_dir / f"beta-{recipe.beta:g}"
-                models[recipe.beta] = _train(
-                    recipe, train, held_out, test, jury, folder, chosen, task
-                )
+                with bars() as show:
+
+                    def observe(progress: Progress, task: str = task) -> None:
+                        show(replace(progress, task=f"{task}, {progress.task}"))
+
+                    model = loop.train(
+                        recipe,
+                        train,
+                        folder,
+                        held_out=held_out,
+                        test=test,
+                        device=chosen,
+                        resume=True,
+                        observe=observe,
+                    )
+                metrics = {**model.metrics, **jury.judge(Model(model, chosen))}
+                model.classifier.cpu()
+                models[recipe.beta] = replace(model, metrics=metrics)
+                save_checkpoint(models[recipe.beta], folder / MODEL_FILE)
+                for name in STATE_FILES:  # only needed to continue
+                    (folder / name).unlink(missing_ok=True)
             compared = beta_models.compare(list(models.values()), test, places, chosen)
             beta_models.save(compared, results)
             _print_result(models[recipe.beta])
@@ -87,46 +105,6 @@ def _finished(
                 raise InputError(f"{path} was trained with other settings: choose another folder")
             models[recipe.beta] = model
     return models
-
-
-def _train(
-    recipe: "Recipe",
-    train: "Dataset",
-    held_out: "Dataset",
-    test: "Dataset",
-    jury: "Jury",
-    folder: Path,
-    device: "torch.device",
-    task: str,
-) -> "Checkpoint":
-    """Train or continue, measure, and remove the state that is only needed to continue."""
-    from ecinn.classifier.checkpoint import MODEL_FILE, save_checkpoint
-    from ecinn.model import Model
-    from ecinn.training import loop
-    from ecinn.training.state import STATE_FILES
-
-    with bars() as observe:
-
-        def observe_task(progress: "Progress") -> None:
-            observe(dataclasses.replace(progress, task=f"{task}, {progress.task}"))
-
-        model = loop.train(
-            recipe,
-            train,
-            folder,
-            held_out=held_out,
-            test=test,
-            device=device,
-            resume=True,
-            observe=observe_task,
-        )
-    metrics = {**model.metrics, **jury.judge(Model(model, device))}
-    model.classifier.cpu()
-    model = dataclasses.replace(model, metrics=metrics)
-    save_checkpoint(model, folder / MODEL_FILE)
-    for name in STATE_FILES:
-        (folder / name).unlink(missing_ok=True)
-    return model
 
 
 def _print_result(model: "Checkpoint") -> None:

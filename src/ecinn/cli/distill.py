@@ -1,21 +1,21 @@
 """`ecinn distill`: a student that explains somebody's classifier."""
 
-import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, err, out, plain, print_json
-from ecinn.cli.progress import CelebA
+from ecinn.cli.app import Device, Json, app, command_line, err, out, plain, print_json
+from ecinn.cli.own import keep_run, load_run
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
+from ecinn.files import atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
-    from ecinn.data.dataset import Split, Splits
+    from ecinn.data.dataset import Splits
 
 
 @app.command()
@@ -84,16 +84,11 @@ def distill(
     json_output: Json = False,
 ) -> None:
     """Distil any classifier into a student that explains it; explanations are verified on it."""
-    from dataclasses import replace
-
     from ecinn.auditing.page import render_distillation
     from ecinn.blackbox.files import PREPROCESSING, open_classifier, read_options
     from ecinn.blackbox.preprocessing import Preprocessing
     from ecinn.classifier.checkpoint import load_checkpoint
-    from ecinn.cli.own import keep_run
-    from ecinn.cli.progress import bars
     from ecinn.data.own import OwnData
-    from ecinn.files import atomic_write
     from ecinn.flow.device import resolve_device
     from ecinn.training.distillation import distill_classifier
     from ecinn.training.student import CONTINUED, queries_needed, student_recipe
@@ -160,17 +155,12 @@ def distill(
             tell=lambda sentence: err.print(plain(sentence)),
             observe=observe,
         )
-    numbers: dict[str, Any] = {
-        "queries": queries,
-        "recipe": recipe,
-        "epochs": epochs,
-        "minutes": minutes,
-    }
-    numbers |= {"finetune_epochs": finetune_epochs, "limit": limit, "report": report}
-    if init_from is not None:
-        numbers["init_from"] = "MODEL" if Path(init_from).exists() else init_from
+    named = data if framing is None else "SOURCE"
+    inputs = {"classifier": black_box.name, "data": named, "out": "DIR", **options}
+    inputs |= {"queries": queries, "recipe": recipe, "epochs": epochs, "minutes": minutes}
+    inputs |= {"finetune_epochs": finetune_epochs, "limit": limit, "report": report}
+    command = command_line("distill", inputs | {"init_from": init_from})
     page = out_dir / "distillation.html"
-    command = _command(black_box.name, data if framing is None else "SOURCE", options | numbers)
     atomic_write(page, render_distillation(result, command).encode())
     if json_output:
         print_json(result.to_dict())
@@ -197,9 +187,7 @@ def _load(
 
     Your own pictures get the size and channels of the model to start from, if there is one.
     """
-    from ecinn.cli.own import load_run
-    from ecinn.cli.progress import load_images
-    from ecinn.data.dataset import Splits
+    from ecinn.data.dataset import Split, Splits
     from ecinn.data.own_record import OwnDataOptions
 
     path = Path(source)
@@ -210,8 +198,8 @@ def _load(
             options = OwnDataOptions(size=a.height, channels=a.channels)
         own, recipe = load_run(path, folder, options, resume=resume)
         return own.first(limit), recipe
-    names: tuple[Split, ...] = ("train", "validation", "test")
-    return Splits(*(load_images(source, name, celeba) for name in names)).first(limit), None
+    splits = Splits(*(load_images(source, split, celeba) for split in get_args(Split)))
+    return splits.first(limit), None
 
 
 def _recipe_of(source: str) -> str | None:
@@ -219,17 +207,6 @@ def _recipe_of(source: str) -> str | None:
     from ecinn.classifier.recipes import RECIPES
 
     return next((name for name, recipe in RECIPES.items() if recipe.dataset == source), None)
-
-
-def _command(classifier: str, source: str, options: "Mapping[str, Any]") -> str:
-    """Return the command that makes the report again, without the paths of this computer."""
-    words = ["ecinn", "distill", "--classifier", classifier, "--data", source, "--out", "DIR"]
-    for name, value in options.items():
-        if value is not None:
-            values = value if isinstance(value, tuple) else (value,)
-            joined = ("x" if name == "size" else ",").join(map(str, values))
-            words += [f"--{name.replace('_', '-')}", joined]
-    return shlex.join(words)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

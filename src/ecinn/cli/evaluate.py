@@ -1,6 +1,7 @@
 """`ecinn evaluate`: measure a model on images it was not trained on."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ecinn.cli.app import Device, Json, OwnSource, app, out, plain, print_json
-from ecinn.cli.progress import CelebA
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
 from ecinn.files import atomic_write
 
@@ -46,9 +47,6 @@ def evaluate(
     json_output: Json = False,
 ) -> None:
     """Measure a model: error, calibration, bits/dim, reached targets, exact inverse."""
-    import dataclasses
-
-    from ecinn.cli.progress import bars, load_images
     from ecinn.flow.device import resolve_device
     from ecinn.model import load
     from ecinn.training.evaluation import evaluate as evaluate_model
@@ -61,7 +59,7 @@ def evaluate(
     if reliability is not None:
         atomic_write(reliability, reliability_png(loaded, data, split.value, seed))
     with bars() as observe:
-        metrics = dataclasses.asdict(evaluate_model(loaded, data, seed=seed, observe=observe))
+        metrics = asdict(evaluate_model(loaded, data, seed=seed, observe=observe))
     metrics["split"] = split.value
     if json_output:
         print_json(metrics)

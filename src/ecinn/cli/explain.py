@@ -24,6 +24,7 @@ from ecinn.cli.app import (
 )
 from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
+from ecinn.files import output_folder
 
 if TYPE_CHECKING:
     from ecinn.data.dataset import Dataset
@@ -69,7 +70,6 @@ def explain(
 ) -> None:
     """Show why an image is one class and not another: counterfactuals and heatmaps."""
     from ecinn.explanation.files import write_pictures
-    from ecinn.files import output_folder
     from ecinn.model import load
 
     if correct and not check:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,6 @@ def models(
     json_output: Json = False,
 ) -> None:
     """List the models that come with the package, or show the card of one."""
-    import dataclasses
-
     from ecinn.classifier.card import card
     from ecinn.classifier.checkpoint import load_checkpoint
 
@@ -38,7 +37,7 @@ def models(
         return
     about = card(load_checkpoint(model), _size(model), model)
     if json_output:
-        print_json(dataclasses.asdict(about))
+        print_json(asdict(about))
     elif markdown:
         sys.stdout.write(about.markdown())
     else:

@@ -1,18 +1,19 @@
 """`ecinn teacher`, `ecinn inception` and `ecinn judges`: train networks that are not flows."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ecinn.cli.app import Device, Json, app, out, plain, print_json
-from ecinn.cli.progress import CelebA
+from ecinn.cli.app import Device, Json, app, command_line, out, plain, print_json
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError, InterruptedRunError
-
-if TYPE_CHECKING:
-    from ecinn.progress import Observer
+from ecinn.files import output_folder, write_json
+from ecinn.progress import Observer
 
 FACES = "celeba/Smiling"
 """Dataset of teacher and judges; the attribute does not matter: they learn all of them."""
@@ -48,9 +49,6 @@ def teacher(
     json_output: Json = False,
 ) -> None:
     """Train networks that predict classes, or CelebA's attributes, for distillation."""
-    import dataclasses
-
-    from ecinn.cli.progress import load_images
     from ecinn.data.celeba import ATTRIBUTES
     from ecinn.training.teacher import default_settings, train_teacher
 
@@ -59,7 +57,7 @@ def teacher(
     data = load_images(name, "train", celeba).first(limit)
     held_out = load_images(name, "validation", celeba).first(limit)
     settings = default_settings(data)
-    settings = dataclasses.replace(
+    settings = replace(
         settings,
         members=members or settings.members,
         epochs=epochs or settings.epochs,
@@ -81,12 +79,10 @@ def teacher(
         rows.append((f"mean of {len(outputs)}", means[0], means[1]))
     lines = [f"errors on {len(held_out):,} validation images (of a single network):"]
     lines += [f"  {row:<16} {100 * all_:5.2f} %  ({100 * one:.2f} %)" for row, all_, one in rows]
-    command = (
-        f"teacher {dataset} --out FILE --members {settings.members} "
-        f"--epochs {settings.epochs} --seed {seed}"
-    )
+    numbers = {"members": settings.members, "epochs": settings.epochs, "seed": seed}
+    command = command_line(f"teacher {dataset}", {"out": "FILE", **numbers, "limit": limit})
     record = {**result.record, "errors": errors}
-    _report(out_file, command, limit, result.settings, record, lines, json_output)
+    _report(out_file, command, result.settings, record, lines, json_output)
 
 
 @app.command()
@@ -102,7 +98,6 @@ def inception(
     json_output: Json = False,
 ) -> None:
     """Train Inception-V3 on an attribute of CelebA by the paper's recipe; minutes on a GPU."""
-    from ecinn.cli.progress import load_images
     from ecinn.data.augmentation import Augmentation
     from ecinn.studies.inception.training import InceptionSettings, train_inception
 
@@ -130,9 +125,10 @@ def inception(
         f"{100 * error:.2f} % wrong on {len(held_out[name]):,} {name} images"
         for name, error in result.errors.items()
     ]
-    command = f"inception {dataset} --out FILE --epochs {epochs} --seed {seed} --bits {bits}"
+    numbers = {"epochs": epochs, "seed": seed, "bits": bits, "limit": limit}
+    command = command_line(f"inception {dataset}", {"out": "FILE", **numbers})
     record = {"errors": dict(result.errors), **result.record}
-    _report(out_file, command, limit, settings, record, lines, json_output)
+    _report(out_file, command, settings, record, lines, json_output)
 
 
 @app.command()
@@ -172,23 +168,16 @@ def judges(
     out.print(f"wrote {plain(str(out_file))}")
 
 
-def _digit_judges(dataset: str, seed: int, limit: int | None) -> "Callable[..., Any]":
+def _digit_judges(dataset: str, seed: int, limit: int | None) -> Callable[..., Any]:
     """Load the images, and return the training of their judges."""
-    from functools import partial
-
-    from ecinn.cli.progress import load_images
     from ecinn.studies.judges import train_judges
 
     data, test = load_images(dataset, "train").first(limit), load_images(dataset, "test")
     return partial(train_judges, data, test, seed=seed)
 
 
-def _face_judges(celeba: Path | None, seed: int, limit: int | None) -> "Callable[..., Any]":
+def _face_judges(celeba: Path | None, seed: int, limit: int | None) -> Callable[..., Any]:
     """Load all splits of the faces, and return the training of their judges."""
-    from dataclasses import replace
-    from functools import partial
-
-    from ecinn.cli.progress import load_images
     from ecinn.studies.face_judges import FaceJudgeSettings, train_face_judges
 
     data = load_images(FACES, "train", celeba).first(limit)
@@ -204,11 +193,8 @@ def _require_file(out_file: Path, example: str) -> None:
         raise InputError(f"--out must name a file like {example}, not {out_file}")
 
 
-def _train(out_file: Path, train: "Callable[[Observer], Any]") -> Any:  # noqa: ANN401
+def _train(out_file: Path, train: Callable[[Observer], Any]) -> Any:  # noqa: ANN401
     """Train with progress bars, and save the result."""
-    from ecinn.cli.progress import bars
-    from ecinn.files import output_folder
-
     output_folder(out_file.parent)
     try:
         with bars() as observe:
@@ -222,22 +208,15 @@ def _train(out_file: Path, train: "Callable[[Observer], Any]") -> Any:  # noqa: 
 def _report(
     out_file: Path,
     command: str,
-    limit: int | None,
     settings: Any,  # noqa: ANN401
     record: dict[str, Any],
     lines: list[str],
     json_output: bool,
 ) -> None:
     """Write the training record as JSON, and print it or these lines."""
-    import json
-    from dataclasses import asdict
-
-    from ecinn.files import atomic_write
-
-    limited = "" if limit is None else f" --limit {limit}"
-    record = {"command": f"ecinn {command}{limited}", "settings": asdict(settings), **record}
+    record = {"command": command, "settings": asdict(settings), **record}
     record_file = out_file.with_suffix(".json")
-    atomic_write(record_file, (json.dumps(record, indent=1) + "\n").encode())
+    write_json(record_file, record)
     if json_output:
         print_json({"file": str(out_file), **record})
         return

@@ -1,10 +1,14 @@
 """Pictures of your own in the folder of a run, for `ecinn train` and `ecinn distill`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecinn.cli.app import err, plain
+from ecinn.cli.progress import bars
 from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder, rebuild
 
 if TYPE_CHECKING:
     from ecinn.classifier.recipes import Recipe
@@ -20,14 +24,10 @@ def load_run(
     Args:
         options: None reads pictures by default, or as the resumed run did.
     """
-    import json
-
     from ecinn.classifier.checkpoint import MODEL_FILE
     from ecinn.classifier.recipes import Recipe
-    from ecinn.cli.progress import bars
     from ecinn.data.own import load_own_data
     from ecinn.data.own_record import RECORD_FILE, OwnDataOptions, read_record
-    from ecinn.files import rebuild
     from ecinn.training.state import STATE_FILES
 
     record = read_record(folder / RECORD_FILE) if resume else None
@@ -49,11 +49,7 @@ def load_run(
 
 def keep_run(folder: Path, own: "OwnData", recipe: "Recipe") -> None:
     """Note the pictures and the recipe of a run, so that other commands find its pictures."""
-    import dataclasses
-    import json
-
     from ecinn.data.own_record import RECORD_FILE
-    from ecinn.files import atomic_write, output_folder
 
-    stored = {"recipe": dataclasses.asdict(recipe), "data": dataclasses.asdict(own.record)}
+    stored = {"recipe": asdict(recipe), "data": asdict(own.record)}
     atomic_write(output_folder(folder) / RECORD_FILE, (json.dumps(stored) + "\n").encode())

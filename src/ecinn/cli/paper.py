@@ -1,6 +1,9 @@
 """`ecinn paper`: make every figure and table of the paper with our models."""
 
+import difflib
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +12,8 @@ import typer
 from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import CelebA, bars
 from ecinn.errors import EcinnError, InputError
+from ecinn.files import output_folder
+from ecinn.progress import counter
 
 if TYPE_CHECKING:
     from ecinn.studies.paper.artefact import Artefact, Context, Made
@@ -57,7 +62,6 @@ def paper(
     device: Device = "auto",
 ) -> None:
     """Make the paper's figures and tables with the shipped models: PDF, PNG and numbers."""
-    from ecinn.files import output_folder
     from ecinn.flow.device import resolve_device
     from ecinn.studies.paper import artefact, beta_models
 
@@ -104,7 +108,6 @@ def _make_all(
     go_on: bool,
 ) -> list[str]:
     """Make and write one after the other; return the names of those that failed."""
-    from ecinn.progress import counter
     from ecinn.studies.benchmark.record import write_text
     from ecinn.studies.paper.artefact import contents, write
 
@@ -143,8 +146,6 @@ def _make_all(
 
 def _select(names: Sequence[str]) -> list["Artefact"]:
     """Find artefacts by name; "supplement" stands for all its parts, and "all" for everything."""
-    import difflib
-
     from ecinn.studies.paper.artefact import ARTEFACTS
 
     aliases = {a.name: {"all", a.name, a.name.rpartition("-")[0]} for a in ARTEFACTS}
@@ -158,9 +159,6 @@ def _select(names: Sequence[str]) -> list["Artefact"]:
 
 def _faces(celeba: Path | None) -> Path | None:
     """Return the given folder of faces, or one from the usual places, or None."""
-    import os
-    from contextlib import nullcontext, suppress
-
     from ecinn.data.celeba import find_folder
 
     given = celeba is not None or os.environ.get("ECINN_CELEBA")

@@ -1,19 +1,17 @@
 """Progress on stderr, and images by the name of their dataset."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from ecinn import progress
 from ecinn.cli.app import err
 from ecinn.progress import Observer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ecinn.classifier.recipes import Recipe
     from ecinn.data.dataset import Dataset, Split
 
@@ -23,11 +21,9 @@ CelebA = Annotated[
 ]
 
 
-@contextmanager
-def bars(console: "Console" = err) -> Iterator[Observer]:
+def bars(console: Console = err) -> AbstractContextManager[Observer]:
     """Yield an observer that shows every task, on stderr by default."""
-    with progress.bars(console) as observe:
-        yield observe
+    return progress.bars(console)
 
 
 def load_images(

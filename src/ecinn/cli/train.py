@@ -1,25 +1,50 @@
 """`ecinn train`: train a model."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ecinn.cli.app import Device, app, in_every_process, out, plain
-from ecinn.cli.progress import CelebA
+from ecinn.cli.app import Device, app, command_line, in_every_process, out, plain
+from ecinn.cli.evaluate import print_evaluation
+from ecinn.cli.own import keep_run, load_run
+from ecinn.cli.progress import CelebA, bars, load_images
 from ecinn.errors import InputError
+from ecinn.files import atomic_write, output_folder, rebuild, write_json
+from ecinn.progress import Observer, Progress
 
 if TYPE_CHECKING:
     from ecinn.classifier.checkpoint import Checkpoint
     from ecinn.classifier.recipes import Recipe
-    from ecinn.data.dataset import Dataset
+    from ecinn.data.dataset import Splits
     from ecinn.data.own import OwnData
     from ecinn.data.own_record import OwnDataOptions
-    from ecinn.progress import Observer
+
+
+PICTURES = (
+    "size", "channels", "fit", "window", "group", "path_column", "label_column", "split_column",
+    "skip_damaged",
+)  # fmt: skip
+"""Options about pictures of your own."""
+FIRST_STAGE = ("epochs", "batch_size", "learning_rate")
+BOTH_STAGES = ("beta", "distillation_weight")
+FINE_TUNING = {
+    "faithfulness": "faithfulness",
+    "proximity": "proximity",
+    "finetune_epochs": "epochs",
+    "finetune_learning_rate": "learning_rate",
+    "finetune_distillation": "distillation_weight",
+}
+"""Options of fine-tuning, and the settings that they replace."""
+RECORDED = (
+    "init_from", "refine_from", "teacher", *PICTURES, "minutes", *FIRST_STAGE, *BOTH_STAGES,
+    "limit", *FINE_TUNING,
+)  # fmt: skip
+"""Options that determine the model."""
 
 
 class FitName(StrEnum):
@@ -127,91 +152,61 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model; Ctrl-C keeps the last finished epoch, and --resume continues from there."""
-    import dataclasses
-    import json
-
+    options = {n: v for n, v in locals().items() if v is not None and v is not False}
     from ecinn.classifier.checkpoint import MODEL_FILE
     from ecinn.classifier.recipes import RECIPES
-    from ecinn.cli.evaluate import print_evaluation
-    from ecinn.cli.progress import load_images
-    from ecinn.data.dataset import Split
-    from ecinn.files import atomic_write, output_folder
+    from ecinn.data.dataset import Split, Splits
     from ecinn.training.loop import train as train_model
     from ecinn.training.ranks import joined
 
-    first_stage = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    both_stages = {"beta": beta, "distillation_weight": distillation_weight}
-    options = {
-        "size": size,
-        "channels": channels,
-        "fit": None if fit is None else fit.value,
-        "window": window,
-        "group": group,
-        "path_column": path_column,
-        "label_column": label_column,
-        "split_column": split_column,
-        "skip_damaged": skip_damaged or None,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
+    own_options = {name: options[name] for name in PICTURES if name in options}
+    overrides = {n: options[n] for n in (*FIRST_STAGE, *BOTH_STAGES) if n in options}
+    tuning = {field: options[name] for name, field in FINE_TUNING.items() if name in options}
     own = None
     if source not in RECIPES:
         if not Path(source).exists():
             names = ", ".join(RECIPES)
             raise InputError(f"no recipe, file or folder {source!r}; recipes are: {names}")
         output_folder(out_dir)
-        overrides = {k: v for k, v in (first_stage | both_stages).items() if v is not None}
         with joined(device) as ranks, ranks.first_alone():
             own, settings = _own_run(
                 Path(source),
                 out_dir,
-                options,
+                own_options,
                 overrides,
                 minutes,
                 device,
                 resume=resume or not ranks.leads,  # the first process has planned this run
             )
-    elif options or minutes is not None:
-        option = next(iter([*options, "minutes"])).replace("_", "-")
+    elif own_options or minutes is not None:
+        option = [*own_options, "minutes"][0].replace("_", "-")
         raise InputError(
             f"--{option} is for pictures of your own, but {source!r} is a recipe: leave it out, "
             f"or name a folder as ./{source}"
         )
     else:
-        settings = _replace(RECIPES[source], **first_stage, **both_stages)
-    if refine_from is not None and any(value is not None for value in first_stage.values()):
+        settings = replace(RECIPES[source], **overrides)
+    if refine_from is not None and overrides.keys() & FIRST_STAGE:
         raise InputError(
             "--refine-from skips the first stage: leave out --epochs, --batch-size and "
             "--learning-rate, or use those of fine-tuning"
         )
-    changes = {
-        "epochs": finetune_epochs,
-        "learning_rate": finetune_learning_rate,
-        "faithfulness": faithfulness,
-        "distillation_weight": finetune_distillation,
-        "proximity": proximity,
-    }
     if settings.finetuning is not None:
-        finetuning = _replace(settings.finetuning, **changes)
-        settings = dataclasses.replace(
-            settings, finetuning=finetuning if finetuning.epochs else None
-        )
-    elif any(value is not None for value in changes.values()):
+        finetuning = replace(settings.finetuning, **tuning)
+        settings = replace(settings, finetuning=finetuning if finetuning.epochs else None)
+    elif tuning:
         raise InputError(f"{source} has no fine-tuning: leave its options out")
     output_folder(out_dir)
     with joined(device) as ranks, ranks.first_alone():
-        data, held_out, test = (
-            (load_images(settings, split, celeba) if own is None else getattr(own, split)).first(
-                limit
-            )
-            for split in get_args(Split)
-        )
+        splits = own or Splits(*(load_images(settings, s, celeba) for s in get_args(Split)))
+        splits = splits.first(limit)
     with _observers(out_dir, tensorboard=tensorboard and ranks.leads) as observe:
         checkpoint = train_model(
             settings,
-            data,
+            splits.train,
             out_dir,
-            held_out=held_out,
-            test=test,
+            held_out=splits.validation,
+            test=splits.test,
             device=device,
             resume=resume,
             init_from=init_from,
@@ -221,44 +216,23 @@ def train(
         )
     if not ranks.leads:
         return
-    inputs = {
-        " --init-from MODEL": init_from,
-        " --refine-from MODEL": refine_from,
-        " --teacher FILE": teacher,
-    }
-    # Without the paths of this computer.
-    words = "".join(text for text, value in inputs.items() if value is not None)
-    words += "".join(
-        f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
-        for name, value in options.items()
-    )
-    numbers = {"minutes": minutes, **first_stage, **both_stages, "limit": limit}
-    numbers |= {"faithfulness": faithfulness, "proximity": proximity}
-    numbers |= {"finetune_epochs": finetune_epochs}
-    numbers |= {"finetune_learning_rate": finetune_learning_rate}
-    numbers |= {"finetune_distillation": finetune_distillation}
-    words += "".join(
-        f" --{name.replace('_', '-')} {value:g}"
-        for name, value in numbers.items()
-        if value is not None
-    )
+    recorded = {"out": "DIR"} | {name: options[name] for name in RECORDED if name in options}
     record = {
-        "command": f"ecinn train {source if own is None else 'SOURCE'} --out DIR{words}",
-        "settings": dataclasses.asdict(settings),
+        "command": command_line(f"train {source if own is None else 'SOURCE'}", recorded),
+        "settings": asdict(settings),
         **checkpoint.training,
         "metrics": checkpoint.metrics,
     }
-    atomic_write(out_dir / "training.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_json(out_dir / "training.json", record)
     out.print(f"wrote {plain(str(out_dir / MODEL_FILE))}")
     print_evaluation(checkpoint.metrics)
     if own is not None:
-        _print_verdict(checkpoint, data, test, out_dir, record["command"], device)
+        _print_verdict(checkpoint, splits, out_dir, record["command"], device)
 
 
 def _print_verdict(
     checkpoint: "Checkpoint",
-    data: "Dataset",
-    test: "Dataset",
+    splits: "Splits",
     folder: Path,
     command: str,
     device: str,
@@ -268,16 +242,13 @@ def _print_verdict(
 
     from ecinn.auditing.page import render_verdict
     from ecinn.auditing.verdict import assess
-    from ecinn.cli.progress import bars
-    from ecinn.files import atomic_write, rebuild
     from ecinn.model import Model
     from ecinn.training.evaluation import Evaluation
 
     evaluation = rebuild(Evaluation, checkpoint.metrics)
     with bars() as observe:
-        verdict = assess(
-            Model(checkpoint, device), data, test, evaluation=evaluation, observe=observe
-        )
+        model = Model(checkpoint, device)
+        verdict = assess(model, splits.train, splits.test, evaluation=evaluation, observe=observe)
     page = folder / "verdict.html"
     atomic_write(page, render_verdict(verdict, command).encode())
     atomic_write(folder / "verdict.json", (verdict.to_json() + "\n").encode())
@@ -304,14 +275,12 @@ def _own_run(
     """Load pictures of your own and plan their training; a resumed run keeps both."""
     from rich.table import Table
 
-    from ecinn.cli.own import keep_run, load_run
-    from ecinn.cli.progress import bars
     from ecinn.flow.device import resolve_device
     from ecinn.training.plan import plan_recipe
 
     own, recipe = load_run(source, out_dir, _own_options(given) if given else None, resume=resume)
     if recipe is not None:
-        return own, _replace(recipe, **overrides)
+        return own, replace(recipe, **overrides)
     with bars() as observe:
         plan = plan_recipe(
             own.train,
@@ -337,6 +306,8 @@ def _own_options(given: dict[str, Any]) -> "OwnDataOptions":
 
     columns = {name: given.get(f"{name}_column") for name in ("path", "label", "split")}
     given = {name: value for name, value in given.items() if not name.endswith("_column")}
+    if "fit" in given:
+        given["fit"] = given["fit"].value
     if window := given.pop("window", None):
         try:
             low, high = (float(value) for value in window.split(","))
@@ -346,20 +317,9 @@ def _own_options(given: dict[str, Any]) -> "OwnDataOptions":
     return OwnDataOptions(**given, columns=Columns(**columns))
 
 
-def _replace(settings: Any, **changes: Any) -> Any:  # noqa: ANN401
-    """Replace the settings that were given on the command line."""
-    import dataclasses
-
-    given = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(settings, **given)
-
-
 @contextmanager
-def _observers(folder: Path, *, tensorboard: bool) -> "Iterator[Observer]":
+def _observers(folder: Path, *, tensorboard: bool) -> Iterator[Observer]:
     """Show progress, and write TensorBoard events on request."""
-    from ecinn.cli.progress import bars
-    from ecinn.progress import Progress
-
     writer: Any = None
     if tensorboard:
         try:

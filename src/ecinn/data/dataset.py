@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from ecinn.data.face_crop import CELEBA_CROP, FaceCrop
@@ -30,6 +30,8 @@ class Dataset:
     """Further binary attributes of every image, where the dataset has them."""
     attribute: int | None = None
     """The column of `attributes` that is the label."""
+    answers: Float[Tensor, "batch classes"] | None = None
+    """Class probabilities from another classifier, which replace the labels in training."""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further columns of a table, one text per image: groups for an audit."""
 
@@ -46,15 +48,14 @@ class Dataset:
     def select(self, rows: slice | Labels) -> "Dataset":
         """Return some of the images; a slice shares their memory."""
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        columns = {name: tuple(texts[n] for n in numbers) for name, texts in self.columns.items()}
         return replace(
             self,
             images=self.images[rows],
             labels=self.labels[rows],
             attributes=None if self.attributes is None else self.attributes[rows],
-            columns={
-                name: tuple(values[row] for row in numbers)
-                for name, values in self.columns.items()
-            },
+            answers=None if self.answers is None else self.answers[rows],
+            columns=columns,
         )
 
 

@@ -10,11 +10,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ecinn.data.face_crop import FaceCrop
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, first_line
 from ecinn.progress import Observer, counter, ignore
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -93,10 +92,12 @@ def decode_images(
     framing = f"{crop} {hq}" if crop else ""
     path = cache_folder() / f"images-{size[0]}x{size[1]}-{files.fingerprint(framing)}.npy"
     shape = (len(files.names), 3, *size)
-    cached = read_array(path, shape, "c")
+    cached = read_array(path, shape)
     decode = partial(fit, size=size, crop=crop, hq=hq)
-    if cached is None and _write_cache(path, files, shape, decode, observe):
-        cached = read_array(path, shape, "c")
+    if cached is None:
+        with suppress(CacheError):
+            write_array(path, shape, lambda array: _decode_all(array, files, decode, observe))
+            cached = read_array(path, shape)
     if cached is not None:
         wanted = np.asarray(rows, dtype=np.int64)
         if len(wanted) and (np.diff(wanted) == 1).all():
@@ -133,16 +134,13 @@ def fit(
     return np.asarray(fitted).transpose(2, 0, 1)
 
 
-def read_array(
-    path: Path, shape: tuple[int, ...], mode: Literal["r", "c"] = "r"
-) -> NDArray[np.uint8] | None:
+def read_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     """Map an array of `write_array` into memory; None if it is missing or damaged.
 
-    Args:
-        mode: "c" gives an array that may be changed; the file stays as it is.
+    The array may be changed; the file stays as it is.
     """
     try:
-        array = np.load(path, mmap_mode=mode, allow_pickle=False)
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     usable = isinstance(array, np.memmap) and array.dtype == np.uint8 and array.shape == shape
@@ -158,7 +156,7 @@ def write_array(
     """
     temporary = None
     try:
-        try:
+        with _told_if_full(path.parent, shape):
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 dir=path.parent, prefix=".images-", delete=False
@@ -169,16 +167,12 @@ def write_array(
                 # A full disk later would kill the process, which maps the file into memory.
                 with temporary.open("r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
-        except (OSError, RuntimeError) as error:
-            raise _no_cache(path.parent, shape, error) from error
         fill(array)
-        try:
+        with _told_if_full(path.parent, shape):
             array.flush()
             del array
             temporary.chmod(0o644)
             temporary.replace(path)
-        except OSError as error:
-            raise _no_cache(path.parent, shape, error) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -188,23 +182,16 @@ class CacheError(EcinnError):
     """The cache cannot be written."""
 
 
-def _no_cache(folder: Path, shape: tuple[int, ...], error: Exception) -> CacheError:
-    size, reason = math.prod(shape) / 1e9, getattr(error, "strerror", None) or error
-    return CacheError(
-        f"cannot write {size:.2g} GB of decoded images to {folder} ({reason}): free some space, "
-        "or set ECINN_CACHE to another folder"
-    )
-
-
-def _write_cache(
-    path: Path, files: ImageFiles, shape: tuple[int, ...], decode: Decode, observe: Observer
-) -> bool:
-    """Decode all files into the cache; False if it cannot be written."""
+@contextmanager
+def _told_if_full(folder: Path, shape: tuple[int, ...]) -> Iterator[None]:
     try:
-        write_array(path, shape, lambda array: _decode_all(array, files, decode, observe))
-    except CacheError:
-        return False
-    return True
+        yield
+    except (OSError, RuntimeError) as error:
+        size, reason = math.prod(shape) / 1e9, getattr(error, "strerror", None) or error
+        raise CacheError(
+            f"cannot write {size:.2g} GB of decoded images to {folder} ({reason}): free some "
+            "space, or set ECINN_CACHE to another folder"
+        ) from error
 
 
 def _decode_all(
@@ -217,9 +204,8 @@ def _decode_all(
                 with Image.open(io.BytesIO(read(files.names[row]))) as picture:
                     array[row] = decode(picture)
             except _DECODING_ERRORS as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise InputError(
-                    f"{files.path / files.names[row]} cannot be decoded ({reason}): "
+                    f"{files.path / files.names[row]} cannot be decoded ({first_line(error)}): "
                     "fetch it again, or remove it"
                 ) from error
 

@@ -342,7 +342,7 @@ def _stop_if_damaged(damaged: Sequence[str], total: int, options: OwnDataOptions
 
 
 def _read_images(path: Path, record: DataRecord) -> NDArray[np.uint8] | None:
-    return read_array(path, (len(record.order), *record.shape), "c")
+    return read_array(path, (len(record.order), *record.shape))
 
 
 def _rewrite(path: Path, shape: tuple[int, ...], kept: NDArray[np.int64]) -> None:

@@ -207,24 +207,20 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
     path_like = [
         name for name, values in found.items() if values and values[0].lower().endswith(kinds)
     ]
-    paths = _column("path", columns.path, PATH_COLUMNS, found, path_like, path)
-    split = columns.split
-    if split is None:
-        split = next(
-            (
-                name
-                for name in header
-                if name.lower() in SPLIT_COLUMNS
-                and {value.lower() for value in found[name]} <= {*SPLIT_NAMES}
-            ),
-            None,
-        )
+    for given in (columns.path, columns.label, columns.split):
+        if given is not None and given not in found:
+            raise InputError(f"{path} has no column {given!r}; there are: {', '.join(found)}")
+    paths = columns.path or _column("path", PATH_COLUMNS, found, path_like, path)
+    likely = [
+        name
+        for name in header
+        if name.lower() in SPLIT_COLUMNS and {v.lower() for v in found[name]} <= {*SPLIT_NAMES}
+    ]
+    split = columns.split or next(iter(likely), None)
     rest = [name for name in header if name not in (paths, split)]
-    labels = _column("label", columns.label, LABEL_COLUMNS, found, rest, path)
+    labels = columns.label or _column("label", LABEL_COLUMNS, found, rest, path)
     splits = None
     if split is not None:
-        if split not in found:
-            raise InputError(f"{path} has no column {split!r}; there are: {', '.join(found)}")
         words = [value.strip().lower() for value in found[split]]
         if unknown := {*words} - {*SPLIT_NAMES}:
             raise InputError(
@@ -251,17 +247,12 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
 
 def _column(
     what: str,
-    given: str | None,
     usual: Sequence[str],
     found: Mapping[str, Sequence[str]],
     candidates: Sequence[str],
     path: Path,
 ) -> str:
-    """Return the column that was named, or has a usual name, or is the only candidate."""
-    if given is not None:
-        if given not in found:
-            raise InputError(f"{path} has no column {given!r}; there are: {', '.join(found)}")
-        return given
+    """Return the column that has a usual name, or is the only candidate."""
     for name in usual:
         for column in found:
             if column.lower() == name and (what != "path" or column in candidates):

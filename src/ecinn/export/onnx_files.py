@@ -11,9 +11,8 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from ecinn.blackbox.networks import first_line
 from ecinn.classifier.out_of_distribution import IN_WORDS
-from ecinn.errors import EcinnError, InputError
+from ecinn.errors import EcinnError, InputError, first_line
 from ecinn.explanation.result import ALPHA_1, Explanation
 from ecinn.export.flow import FlowWriter
 from ecinn.export.graph import BOOL, FLOAT, INT64, Graph, Name, Port

@@ -168,11 +168,9 @@ def measure_agreement(
     report = counter(observe, "comparing with the classifier", 2 * n)
     flips = verified.explain(images[:n], q, confidence=confidence)
     report(n)
-    levels = [(level, torch.arange(i, n, len(asked))) for i, level in enumerate(asked)]
     requests = [
-        (c, verified.explain(images[rows], q[rows], confidence=c))
-        for c, rows in levels
-        if len(rows)
+        (c, verified.explain(images[i : n : len(asked)], q[i :: len(asked)], confidence=c))
+        for i, c in enumerate(asked[:n])
     ]
     report(2 * n)
     between = _path_difference(student, reader, flips, generator)

@@ -1,6 +1,5 @@
 """Answers of a classifier on the data, kept so that a resumed run does not ask again."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset, Split, Splits
 from ecinn.errors import InputError
 from ecinn.progress import Observer, counter
+from ecinn.training.networks import digest
 from ecinn.training.state import STATE_FILES
 
 ANSWERS_FILE = "answers.safetensors"
@@ -71,14 +71,6 @@ def known_answers(
     black_box.output = black_box.output or about["output"]
     black_box.queries += about["queries"]
     return tensors, about["finetuning_epochs"]
-
-
-def digest(*values: Tensor) -> bytes:
-    """Return the SHA-256 of tensors."""
-    whole = hashlib.sha256()
-    for value in values:
-        whole.update(value.cpu().contiguous().numpy().tobytes())
-    return whole.digest()
 
 
 def _fingerprint(black_box: BlackBox, data: Splits) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from ecinn.data.pen import SIDE, draw_shapes, page_pens, random_pens, redraw
 from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.network import latent_frequencies
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import Labels, StoredImages, to_pixels
+from ecinn.pixels import StoredImages, to_pixels
 from ecinn.training.shape import fit_shape
 
 PART = 500
@@ -54,14 +55,12 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
     held_out: Dataset | None = None,
-    *,
-    answers: Float[Tensor, "held_out classes"] | None = None,
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
     Tied class means become μ̄; the temperature, and with two classes a common shift of the means,
-    is fitted on held-out images, if there are any, to their labels or to the answers of another
-    classifier. A balanced recipe has no shift: it would favour the larger class.
+    is fitted on held-out images, if there are any, to another classifier's answers or to labels.
+    A balanced recipe has no shift: it would favour the larger class.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
@@ -74,12 +73,13 @@ def calibrate(
     if recipe.tied:
         classifier.mu.copy_(mu_bar)
         if held_out is not None and reference is not None:
-            labels = held_out.labels.to(device)
-            given = None if answers is None else answers.to(device)
-            scaling = None
+            targets = held_out.answers
+            if targets is None:
+                targets = F.one_hot(held_out.labels, len(mu_bar)).float()
+            targets, scaling = targets.to(device), None
             if len(mu_bar) == 2 and not recipe.balanced:
-                scaling = platt_scaling(reference.z(), labels, mu_bar, given)
-            tau, shift = scaling or (fit_tau(reference.z(), labels, mu_bar, given), 0.0)
+                scaling = platt_scaling(reference.z(), targets, mu_bar)
+            tau, shift = scaling or (fit_tau(reference.z(), targets, mu_bar), 0.0)
             classifier.tau.fill_(tau)
             classifier.mu.copy_(mu_bar + shift)
     if len(data) > OOD_IMAGES:
@@ -89,7 +89,7 @@ def calibrate(
     return Checkpoint(
         recipe=recipe,
         mu_bar=mu_bar.cpu(),
-        ood=_fit_detector(recipe, classifier, mu_bar, data.images, latents, reference),
+        ood=_fit_detector(recipe, mu_bar, data.images, latents, reference),
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         class_names=data.class_names,
         training=training,
@@ -148,7 +148,6 @@ def _shape(recipe: Recipe, images: StoredImages, held_out: "_Latents") -> Shape:
 
 def _fit_detector(
     recipe: Recipe,
-    classifier: GenerativeClassifier,
     mu_bar: Float[Tensor, "classes dim"],
     images: StoredImages,
     latents: "_Latents",
@@ -159,7 +158,7 @@ def _fit_detector(
     Distance and the limit of the shape are fitted to held-out images if there are any: training
     images are nearer to their classes.
     """
-    frequency = latent_frequencies(recipe.architecture)
+    classifier, frequency = latents.classifier, latent_frequencies(recipe.architecture)
     frequency = None if frequency is None else frequency.to(mu_bar.device)
     log_p, energies = [], []
     for z, log_det in latents:
@@ -242,21 +241,18 @@ def label_means(
 
 def fit_tau(
     latents: Iterable[Tensor],
-    labels: Labels,
+    targets: Float[Tensor, "batch classes"],
     mu: Float[Tensor, "classes dim"],
-    answers: Float[Tensor, "batch classes"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the inverse temperature τ that minimises the cross-entropy on held-out images.
 
-    Targets are smoothed by 1/(n + 2), as in Platt scaling: n correct predictions do not justify
-    certainty. The cross-entropy is convex in τ, so its slope is zero at one place. Answers of
-    another classifier, which are class probabilities, replace the labels.
+    Targets, labels or probabilities, are smoothed by 1/(n + 2), as in Platt scaling: n correct
+    predictions do not justify certainty. The cross-entropy is convex in τ, so its slope is zero
+    at one place.
     """
     logits = torch.cat([equations.linear_logits(z, mu).double() for z in latents])
     logits = logits - logits.mean(1, keepdim=True)
-    own = logits.gather(1, labels[:, None])[:, 0]
-    if answers is not None:
-        own = (answers.to(logits) * logits).sum(1)
+    own = (targets.to(logits) * logits).sum(1)
     # Mean logit under the smoothed targets: the logits of a row add up to zero.
     expected = (1 - len(mu) / (len(mu) - 1) / (len(logits) + 2)) * own
 
@@ -270,9 +266,8 @@ def fit_tau(
 
 def platt_scaling(
     latents: Iterable[Tensor],
-    labels: Labels,
+    targets: Float[Tensor, "batch 2"],
     mu: Float[Tensor, "2 dim"],
-    answers: Float[Tensor, "batch 2"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " dim"]] | None:
     """Return the τ and the common shift s of two means that minimise the held-out cross-entropy.
 
@@ -285,7 +280,7 @@ def platt_scaling(
     """
     w = (mu[1] - mu[0]).double()
     log_odds = torch.cat([(z.double() - mu.double().mean(0)) @ w for z in latents])
-    target = labels.double() if answers is None else answers[:, 1].double()
+    target = targets[:, 1].double()
     target = torch.lerp(target, 1 - target, 1 / (len(target) + 2))
     low, high = (torch.full_like(w[0], limit) for limit in (-20.0, 20.0))
 

@@ -1,6 +1,5 @@
 """Distil any classifier into an invertible student, which then explains it."""
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from ecinn.classifier.checkpoint import (
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.errors import InputError, InterruptedRunError
-from ecinn.files import atomic_write, output_folder
+from ecinn.files import output_folder, write_json
 from ecinn.flow.device import resolve_device
 from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels, to_uint8
@@ -35,13 +34,13 @@ from ecinn.training.agreement import (
     classifier_accuracy,
     measure_agreement,
 )
-from ecinn.training.answers import ask, digest, keep_answers, known_answers
+from ecinn.training.answers import ask, keep_answers, known_answers
 from ecinn.training.calibration import fit_tau
 from ecinn.training.evaluation import random_offsets, with_metrics
 from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
-from ecinn.training.state import Answers
+from ecinn.training.networks import digest
 from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, student_recipe
 
 REPORT_FILE = "distillation.json"
@@ -133,7 +132,6 @@ def distill_classifier(
             resume=resume,
             init_from=init_from,
             teacher=BlackBoxTeacher(black_box, identity) if recipe.finetuning else None,
-            answers=Answers(answers["train"], answers["validation"]),
             observe=observe,
         )
         if not on_path:
@@ -153,8 +151,7 @@ def distill_classifier(
     result = Distilled(
         Model(checkpoint, device, black_box), accuracy, agreement, black_box.queries
     )
-    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    atomic_write(folder / REPORT_FILE, text.encode())
+    write_json(folder / REPORT_FILE, result.to_dict())
     return result
 
 
@@ -294,7 +291,7 @@ def fit_tau_on_paths(
         latents += [z, model.encode_with_log_det(to_pixels(made))[0]]
         given += [answers[rows], black_box.predict(made).to(device)]
     targets = torch.cat(given)
-    checkpoint.classifier.tau.fill_(fit_tau(latents, targets.argmax(1), model.mu, targets))
+    checkpoint.classifier.tau.fill_(fit_tau(latents, targets, model.mu))
     checkpoint.classifier.cpu()  # the model moved it to the device
     return checkpoint
 
@@ -356,5 +353,6 @@ def _require_all_classes(answers: Tensor, names: Sequence[str]) -> None:
 
 
 def _relabelled(data: Dataset, answers: Tensor) -> Dataset:
-    """Return the images with the classifier's predictions as labels, and nothing else to learn."""
-    return replace(data, labels=answers.argmax(1), attributes=None, attribute=None)
+    """Return the images with the classifier's answers, and nothing else to learn."""
+    labels = answers.argmax(1)
+    return replace(data, labels=labels, answers=answers, attributes=None, attribute=None)

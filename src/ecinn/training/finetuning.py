@@ -13,8 +13,6 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
-from ecinn.training.ranks import Ranks
-from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
 
 HIGHEST_CONFIDENCE = 0.99
@@ -69,23 +67,15 @@ class FineTuningStep(OptimisationStep):
     stage = "fine-tuning"
     inverts = True
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: Dataset,
-        state: TrainingState,
-        device: torch.device,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.late = isinstance(state.teacher, BlackBoxTeacher)
+    def prepare(self, data: Dataset) -> None:
+        """Find out whether the teacher answers one step later."""
+        self.late = isinstance(self.state.teacher, BlackBoxTeacher)
         if self.late:
-            assert state.answers is not None
-            batch = min(recipe.batch_size, len(data))
+            assert self.answers is not None
             # An epoch starts with images whose answers are known, so that a resumed one repeats.
-            self.known = data.images[: batch - batch // 2].to(device)
-            self.known_answers = state.answers[: len(self.known)]
+            self.known = data.images[: self.batch_size - self.batch_size // 2].to(self.device)
+            self.known_answers = self.answers[: len(self.known)]
             self.asked, self.answer = self.known.clone(), self.known_answers.clone()
-        super().__init__(recipe, data, state, device, ranks)
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""

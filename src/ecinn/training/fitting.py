@@ -2,8 +2,8 @@
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from ecinn.progress import Observer, bars, ignore
 from ecinn.training.loop import train
 from ecinn.training.plan import plan_recipe
 
-MOST_CHANNELS = 3
 RandomState = int | np.integer | np.random.RandomState | np.random.Generator | None
 
 
@@ -66,7 +65,7 @@ def fit(
     data = dataset_from_arrays(images, labels, class_names)
     seed = seed_from(random_state)
     held_out, rest = split_classes(data.labels, validation_fraction, seed)
-    training = _select(data, rest)
+    training = data.select(rest) if len(held_out) else data  # all images are not copied
     given = {"seed": seed} | dict(settings or {})
     with shown(observe, verbose=verbose) as show:
         plan = plan_recipe(
@@ -78,7 +77,7 @@ def fit(
                     plan.recipe,
                     training,
                     Path(folder) / "run",
-                    held_out=_select(data, held_out) if len(held_out) else None,
+                    held_out=data.select(held_out) if len(held_out) else None,
                     device=target,
                     observe=show,
                 )
@@ -122,12 +121,6 @@ def split_classes(
         count = min(max(1, round(share * len(own))), len(own) - 1) if share else 0
         held_out[own[torch.randperm(len(own), generator=generator)[:count]]] = True
     return held_out.nonzero()[:, 0], (~held_out).nonzero()[:, 0]
-
-
-def _select(data: Dataset, indices: Int[Tensor, " images"]) -> Dataset:
-    if len(indices) == len(data):
-        return data
-    return replace(data, images=data.images[indices], labels=data.labels[indices])
 
 
 def seed_from(random_state: RandomState) -> int:
@@ -184,7 +177,7 @@ def stored_images(images: Any) -> StoredImages:  # noqa: ANN401
         )
     if array.ndim == 3:
         array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] > MOST_CHANNELS:
+    elif array.ndim == 4 and array.shape[1] > 3:
         array = np.moveaxis(array, 3, 1)
     if array.ndim != 4 or array.shape[1] not in (1, 3) or not len(array):
         raise InputError(
@@ -264,11 +257,8 @@ def class_numbers(
     return torch.from_numpy(array.astype(np.int64)), names
 
 
-@contextmanager
-def shown(observe: Observer | None, *, verbose: bool) -> Iterator[Observer]:
+def shown(observe: Observer | None, *, verbose: bool) -> AbstractContextManager[Observer]:
     """Yield the observer, or one that shows bars."""
-    if observe is not None or not verbose:
-        yield observe or ignore
-        return
-    with bars(Console(stderr=True)) as show:
-        yield show
+    if observe is None and verbose:
+        return bars(Console(stderr=True))
+    return nullcontext(observe or ignore)

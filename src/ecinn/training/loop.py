@@ -21,12 +21,12 @@ from ecinn.files import output_folder
 from ecinn.flow.precision import exact_convolutions
 from ecinn.progress import Observer, ignore
 from ecinn.training.calibration import calibrate
-from ecinn.training.epochs import Epochs
+from ecinn.training.epochs import run_epochs
 from ecinn.training.evaluation import with_metrics
 from ecinn.training.finetuning import FineTuningStep, second_stage
 from ecinn.training.networks import seeded, timing_record
 from ecinn.training.ranks import Ranks, joined, require_divisible
-from ecinn.training.state import STATE_FILES, Answers, TrainingState, as_json
+from ecinn.training.state import STATE_FILES, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
 from ecinn.training.teacher import load_teacher, own_teacher, prepare_teacher
 
@@ -48,7 +48,6 @@ def train(
     init_from: Checkpoint | str | Path | None = None,
     refine_from: Checkpoint | str | Path | None = None,
     teacher: nn.Module | str | Path | None = None,
-    answers: Answers | None = None,
     observe: Observer = ignore,
     save_every: float = 30.0,
 ) -> Checkpoint:
@@ -67,8 +66,6 @@ def train(
         refine_from: model to fine-tune; the first stage is skipped.
         teacher: network that returns the logits of all attributes of images, or of all classes,
             or the file of a teacher; if the recipe needs one and none is given, it is trained.
-        answers: class probabilities from another classifier, which replace the labels in the loss
-            and in the fit of the temperature.
         save_every: seconds between saved states; states are saved at the end of an epoch.
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -112,7 +109,7 @@ def train(
             f"cannot start from this model: its architecture differs from {recipe.name!r}"
         )
     with joined(device) as ranks:
-        if answers is not None and ranks.size > 1:
+        if data.answers is not None and ranks.size > 1:
             raise InputError("distil a classifier in one process: start it without torchrun")
         require_divisible(recipe, len(data), ranks)
         observe = observe if ranks.leads else ignore
@@ -123,12 +120,10 @@ def train(
                 with ranks.first_alone():
                     teacher = own_teacher(data, held_out, folder, ranks.device, observe)
             teacher, origin = prepare_teacher(teacher, recipe, data, ranks.device)
-            if prerequisite is not None:
-                started = _prerequisite(
-                    prerequisite, data, held_out, folder, ranks.device, teacher, origin, observe
-                )
             run = _Run(data, held_out, folder, ranks, resume, observe, save_every, teacher, origin)
-            models = replace(run, answers=answers).train(recipe, started, refined)
+            if prerequisite is not None:
+                started = run.prerequisite(prerequisite)
+            models = run.train(recipe, started, refined)
             if test is not None and ranks.leads:
                 models[0] = with_metrics(models[0], test, ranks.device, observe)
         except KeyboardInterrupt:
@@ -159,12 +154,41 @@ class _Run:
     teacher: nn.Module | None
     origin: dict[str, str]
     """Identifies the teacher, if there is one."""
-    answers: Answers | None = None
 
     @property
     def device(self) -> torch.device:
         """The device of this process."""
         return self.ranks.device
+
+    def prerequisite(self, recipe: Recipe) -> Checkpoint:
+        """Return the model that a run starts from, trained unless an earlier start did so."""
+        own = self.folder / recipe.name
+        if (own / MODEL_FILE).exists():
+            model = load_checkpoint(own)
+            expected: dict[str, int | str] = {"training_images": len(self.data)}
+            if recipe.needs_teacher:
+                expected |= self.origin
+            if model.recipe != recipe or not expected.items() <= model.training.items():
+                raise InputError(
+                    f"{own} was trained with another recipe, other images or another teacher: "
+                    "choose another folder"
+                )
+            return model
+        if (self.folder / STATE_FILES[0]).exists():
+            raise InputError(
+                f"the run in {self.folder} was given a model to start from: give the same"
+            )
+        held_out = self.held_out
+        return train(
+            recipe,
+            relabelled(self.data, recipe.dataset),
+            own,
+            held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
+            device=self.device,
+            resume=True,
+            teacher=self.teacher if recipe.needs_teacher else None,
+            observe=self.observe,
+        )
 
     def train(
         self, recipe: Recipe, init_from: Checkpoint | None, refine_from: Checkpoint | None
@@ -231,19 +255,15 @@ class _Run:
             if self.resume and state_file.exists():
                 state.restore(state_file, stage)
             state.teacher = self.teacher
-            state.answers = None if self.answers is None else self.answers.train.to(self.device)
             self.ranks.require_same(
                 (self.folder.absolute(), state.epoch),
                 "the processes of a run need one folder: choose one that all of them can read",
             )
             self.ranks.copy_from_first(state.tensors().values())
             step = step_class(stage, self.data, state, self.device, self.ranks)
-            epochs = Epochs(
-                stage, step, len(self.data), state_file, self.ranks, self.observe, self.save_every
-            )
-            epochs.run(state)
+            run_epochs(step, state_file, self.observe, self.save_every)
         seen = state.epoch * (len(self.data) // step.batch_size) * step.batch_size
-        del step, epochs  # calibration needs their memory
+        del step  # calibration needs its memory
         if not self.ranks.leads:
             return []
         record = {
@@ -265,42 +285,6 @@ class _Run:
                 self.device,
                 record,
                 self.held_out,
-                answers=None if self.answers is None else self.answers.held_out,
             )
             for bits in all_bits
         ]
-
-
-def _prerequisite(
-    recipe: Recipe,
-    data: Dataset,
-    held_out: Dataset | None,
-    folder: Path,
-    device: torch.device,
-    teacher: nn.Module | None,
-    origin: dict[str, str],
-    observe: Observer,
-) -> Checkpoint:
-    """Return the model that a run starts from, trained unless an earlier start did so."""
-    own = folder / recipe.name
-    if (own / MODEL_FILE).exists():
-        model = load_checkpoint(own)
-        expected = {"training_images": len(data)} | (origin if recipe.needs_teacher else {})
-        if model.recipe != recipe or not expected.items() <= model.training.items():
-            raise InputError(
-                f"{own} was trained with another recipe, other images or another teacher: "
-                "choose another folder"
-            )
-        return model
-    if (folder / STATE_FILES[0]).exists():
-        raise InputError(f"the run in {folder} was given a model to start from: give the same")
-    return train(
-        recipe,
-        relabelled(data, recipe.dataset),
-        own,
-        held_out=None if held_out is None else relabelled(held_out, recipe.dataset),
-        device=device,
-        resume=True,
-        teacher=teacher if recipe.needs_teacher else None,
-        observe=observe,
-    )

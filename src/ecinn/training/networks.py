@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 import math
 import platform
 import time
@@ -205,6 +206,14 @@ def assemble(
         network = build()
     network.to_empty(device=device).load_state_dict(unpack(weights))
     return network.eval().requires_grad_(requires_grad=False)
+
+
+def digest(*values: Tensor) -> bytes:
+    """Return the SHA-256 of tensors."""
+    whole = hashlib.sha256()
+    for value in values:
+        whole.update(value.cpu().contiguous().numpy().tobytes())
+    return whole.digest()
 
 
 @contextlib.contextmanager

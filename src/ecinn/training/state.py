@@ -4,11 +4,10 @@ import copy
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ecinn.classifier.generative import GenerativeClassifier
@@ -23,13 +22,6 @@ STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 NETWORKS = ("classifier", "average", "maker", "attribute_head")
 OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
 """Every optimiser and the network that it updates."""
-
-
-class Answers(NamedTuple):
-    """Class probabilities of training and held-out images by another classifier."""
-
-    train: Float[Tensor, "images classes"]
-    held_out: Float[Tensor, "held_out classes"] | None = None
 
 
 @dataclass
@@ -51,9 +43,6 @@ class TrainingState:
     attribute_optimiser: torch.optim.Optimizer | None = None
     teacher: nn.Module | None = None
     """Predicts the logits of all attributes, or of all classes; constant and not stored."""
-    answers: Tensor | None = None
-    """Class probabilities of every training image, "images classes", that replace the labels in
-    the loss; constant and not stored."""
     origin: dict[str, str] = field(default_factory=dict)
     """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
     images: int = 0

@@ -60,6 +60,7 @@ class OptimisationStep:
             share_dropout(state.classifier, self.batch_size, self.rows)
         self.images, self.labels = resident(data.images, device), data.labels.to(device)
         self.attributes = None if data.attributes is None else data.attributes.to(device)
+        self.answers = None if data.answers is None else data.answers.to(device)
         self.attribute = data.attribute
         self.generator = torch.Generator(device)
         self.epoch = 0
@@ -76,6 +77,7 @@ class OptimisationStep:
         for module in state.classifier.train().modules():
             if self.inverts and isinstance(module, nn.Dropout | nn.Dropout2d):
                 module.eval()  # decoding must invert encoding
+        self.prepare(data)
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             passes = 3 if self.inverts else 1
@@ -87,6 +89,9 @@ class OptimisationStep:
                         compile_blocks(network, inverse=self.inverts)
             with _compilation():
                 self._capture()
+
+    def prepare(self, data: Dataset) -> None:
+        """Make what a step of this stage needs besides."""
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""
@@ -163,8 +168,8 @@ class OptimisationStep:
         self, x: Images
     ) -> tuple[Float[Tensor, "batch attributes"] | None, Float[Tensor, "batch classes"] | None]:
         """Return the targets of all attributes and of the class, mixed with the teacher's."""
-        if self.state.answers is not None:
-            return None, self.state.answers[self.own_batch]
+        if self.answers is not None:
+            return None, self.answers[self.own_batch]
         if self.attributes is None:
             return None, None
         labels = self.attributes[self.own_batch].to(x.dtype)

@@ -1,9 +1,9 @@
 """The teacher: an ensemble that predicts classes or attributes, its training and its file."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from ecinn.pixels import Images, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.training.augmented import TeacherSettings, fastest_format, train_augmented
 from ecinn.training.networks import (
-    Trained,
     assemble,
+    digest,
     gpu_autocast,
     stored_weights,
     training_record,
@@ -173,26 +173,22 @@ def load_teacher(path: Path, device: str | torch.device = "auto") -> Teacher:
     def build(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Teacher:
         settings: TeacherSettings = rebuild(TeacherSettings, about["settings"])
         record = about["record"]
-        shape = (record["channels"], record["outputs"])
-        ensemble = _assemble(tensors, shape, settings, target, exclusive=record["exclusive"])
-        return Teacher(ensemble, settings, record)
+        return Teacher(_assemble(tensors, record, settings, target), settings, record)
 
     return load_tensors(path, KIND, build)
 
 
 def _assemble(
     weights: Mapping[str, Tensor],
-    shape: tuple[int, int],
+    about: Mapping[str, Any],
     settings: TeacherSettings,
     device: torch.device,
-    *,
-    exclusive: bool,
 ) -> Ensemble:
-    """Build an ensemble with the stored weights, for these numbers of channels and outputs."""
+    """Build an ensemble with the stored weights, for the recorded channels and outputs."""
 
     def build() -> Ensemble:
-        members = [ResidualNetwork(*shape, settings.width) for _ in range(settings.members)]
-        return Ensemble(members, exclusive=exclusive)
+        one = partial(ResidualNetwork, about["channels"], about["outputs"], settings.width)
+        return Ensemble([one() for _ in range(settings.members)], exclusive=about["exclusive"])
 
     ensemble: Ensemble = fastest_format(assemble(build, weights, device))
     return ensemble
@@ -217,25 +213,27 @@ def train_teacher(
             f"a teacher needs images of at least {SMALLEST_SIDE} pixels a side, "
             f"not {height}×{width}"
         )
-    exclusive = data.attributes is None
-    outputs = len(data.class_names) if data.attributes is None else data.attributes.shape[1]
-    if settings is None:
-        settings = default_settings(data)
+    exclusive, outputs = data.attributes is None, _targets(data).shape[1]
+    settings = settings or default_settings(data)
     trainings = [
-        _train_member(member, data, outputs, settings, device, observe)
+        train_augmented(
+            partial(ResidualNetwork, channels, outputs, settings.width),
+            data.images,
+            _targets(data),
+            settings,
+            number=member,
+            exclusive=exclusive,
+            task=f"network {member + 1} of {settings.members}",
+            device=device,
+            observe=observe,
+        )
         for member in range(settings.members)
     ]
     trained = Ensemble([training.network for training in trainings], exclusive=exclusive)
-    shape = (channels, outputs)
-    weights = stored_weights(trained)
-    ensemble = _assemble(weights, shape, settings, device, exclusive=exclusive)
-    record = {
-        "channels": channels,
-        "outputs": outputs,
-        "exclusive": exclusive,
-        "targets": targets_hash(data),
-        **training_record(trainings, len(data), device),
-    }
+    about = {"channels": channels, "outputs": outputs, "exclusive": exclusive}
+    ensemble = _assemble(stored_weights(trained), about, settings, device)
+    timing = training_record(trainings, len(data), device)
+    record = {**about, "targets": targets_hash(data), **timing}
     if held_out is not None:
         record["validation_images"] = len(held_out)
         record["errors"] = teacher_errors(ensemble, held_out)
@@ -251,29 +249,7 @@ def _targets(data: Dataset) -> UInt8[Tensor, "batch outputs"]:
 
 def targets_hash(data: Dataset) -> str:
     """Return a hash that identifies the images a teacher learned, by their labels in order."""
-    return hashlib.sha256(_targets(data).cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
-
-
-def _train_member(
-    member: int,
-    data: Dataset,
-    outputs: int,
-    settings: TeacherSettings,
-    device: torch.device,
-    observe: Observer,
-) -> Trained[ResidualNetwork]:
-    """Train on the cross-entropy of the classes, or the mean of all attributes'."""
-    return train_augmented(
-        lambda: ResidualNetwork(data.images.shape[1], outputs, settings.width),
-        data.images,
-        _targets(data),
-        settings,
-        number=member,
-        exclusive=data.attributes is None,
-        task=f"network {member + 1} of {settings.members}",
-        device=device,
-        observe=observe,
-    )
+    return digest(_targets(data)).hex()[:16]
 
 
 @torch.no_grad()
@@ -338,7 +314,4 @@ def prepare_teacher(
             f"the teacher predicts {logits.shape[-1]} classes or attributes and the dataset has "
             f"{outputs}: train a teacher on this dataset"
         )
-    digest = hashlib.sha256()
-    for value in teacher.state_dict().values():
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return teacher, {"teacher": digest.hexdigest()[:16]}
+    return teacher, {"teacher": digest(*teacher.state_dict().values()).hex()[:16]}
