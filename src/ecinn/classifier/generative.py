@@ -66,7 +66,8 @@ class GenerativeClassifier(nn.Module):
             return [batch]
         a = self.architecture
         largest = a.stages[0].width * (a.height // 2) * (a.width // 2)
-        return batch.split(GPU_PART if batch.is_cuda else max(1, CPU_FLOATS // largest))
+        size = GPU_PART if batch.is_cuda else max(1, CPU_FLOATS // largest)
+        return list(batch.split(size))
 
     def log_likelihood(self, x: Images) -> Float[Tensor, "batch classes"]:
         """Eq. 1: log p(x|y) of every class for pixels in [0, 1]."""
