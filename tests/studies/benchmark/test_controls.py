@@ -68,13 +68,16 @@ def test_the_rank_of_a_cue_is_that_of_its_best_cell(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dose", [0.5, 1.0])
-def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(dose: float) -> None:
-    """Both students learn from the same pictures: only the classifiers differ."""
+@pytest.mark.parametrize(("dose", "kept"), [(0.5, False), (1.0, False), (1.0, True)])
+def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(
+    dose: float, *, kept: bool
+) -> None:
+    """All students learn from the same pictures: only the classifiers differ."""
     digits = controls.halved(load_mnist("train"), controls.DIGITS)
     size = replace(TINY, images=300, held_out=60, epochs=5)
-    found, student = controls.find_shortcut(digits, dose, size, 0, CPU)
-    assert student.name == f"cue-{100 * dose:.0f}"
+    found, student = controls.find_shortcut(digits, dose, size, 0, CPU, kept=kept)
+    assert student.name == f"cue-{100 * dose:.0f}" + kept * "-kept"
+    assert found.kept == kept == ("init_from" in student.checkpoint.training)
     # What the classifier uses is known, because it was asked.
     assert (found.cue_changes.mean > found.digit_changes.mean) == (dose == 1)
     assert (found.rank == 1) == found.expected == (dose == 1)
@@ -112,7 +115,8 @@ def result(ranks: tuple[int, ...], not_explained: float) -> controls.Controls:
         controls.Reasons(labels, share(1.0), share(0.5), share(0.6), share(0.4), share(missed))
         for labels, missed in (("true", 0.1), ("shuffled", not_explained))
     )
-    return controls.Controls(TINY, 0, shortcuts, reasons)
+    kept = replace(reasons[1], kept=True, not_explained=share(0.97))
+    return controls.Controls(TINY, 0, shortcuts, (*reasons, kept))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,10 @@ def result(ranks: tuple[int, ...], not_explained: float) -> controls.Controls:
 def test_controls_hold_if_all_of_them_do(
     ranks: tuple[int, ...], not_explained: float, *, holds: bool
 ) -> None:
-    assert result(ranks, not_explained).holds == holds
+    outcome = result(ranks, not_explained)
+    assert outcome.holds == holds
+    explained = replace(outcome.reasons[2], not_explained=share(0.85))
+    assert not replace(outcome, reasons=(*outcome.reasons[:2], explained)).holds
 
 
 def test_the_command_writes_tables_numbers_and_the_curve(

@@ -11,12 +11,13 @@ from ecinn.studies.benchmark.record import note
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
-    words = {True: "yes", False: "no"}
+    words, layers = {True: "yes", False: "no"}, {True: "kept", False: "trained"}
     return (
         Table.of(
             "A planted shortcut",
             [
                 {
+                    "layers": layers[each.kept],
                     "dose": f"{100 * each.dose:.0f} %",
                     "cue changes the answer %": percent_interval(each.cue_changes),
                     "digit changes the answer %": percent_interval(each.digit_changes),
@@ -34,6 +35,7 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
             "Labels without a reason",
             [
                 {
+                    "layers": layers[each.kept],
                     "labels": each.labels,
                     "learned %": percent_interval(each.learned),
                     "held-out accuracy %": percent_interval(each.accuracy),
@@ -50,14 +52,16 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
     """Draw a PNG of the change at the cue, and of changed answers, against the dose."""
+    trained, kept = ([s for s in shortcuts if s.kept == kept] for kept in (False, True))
     figures = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 3.4), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
-    doses = [100 * each.dose for each in shortcuts]
+    doses = [100 * each.dose for each in trained]
     series = (
-        (left, [each.cue_changes for each in shortcuts], "the other cue", 100),
-        (left, [each.digit_changes for each in shortcuts], "another digit", 100),
-        (right, [each.density for each in shortcuts], "at the cue", 1),
+        (left, [each.cue_changes for each in trained], "the other cue", 100),
+        (left, [each.digit_changes for each in trained], "another digit", 100),
+        (right, [each.density for each in trained], "at the cue", 1),
+        (right, [each.density for each in kept], "at the cue, layers kept", 1),
     )
     for axes, values, name, factor in series:
         middle = [factor * value.mean for value in values]
@@ -65,7 +69,7 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
             [factor * abs(getattr(value, end) - value.mean) for value in values]
             for end in ("low", "high")
         ]
-        axes.errorbar(doses, middle, ends, fmt="o-", capsize=3, label=name)
+        axes.errorbar(doses[: len(middle)], middle, ends, fmt="o-", capsize=3, label=name)
     left.set(ylabel="answers changed by …, %", title="What the classifier uses", ylim=(-3, 103))
     right.set(
         ylabel="change ÷ that of an average place", title="What the audit of the student finds"
