@@ -164,6 +164,10 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     weak = measure_agreement(sure, unsure, images, unsure.predict(images), n=10)
     assert weak.flipped_after.mean == 1.0
     assert weak.not_explained.mean == 1.0  # 73 % is the most that it ever gives
+    assert weak.sure.mean == 0.0
+    assert twin.sure.mean == 1.0  # α₁ requests no confidence
+    half = measure_agreement(student, box, images, answers, n=10, confidence=0.85)
+    assert half.sure.mean == pytest.approx(float((answers.amax(1) >= 0.8).float().mean()))
     against_b = torch.tensor([0.0, -8.0, 0.0])  # is read further along than the student says
     late = BlackBox(lambda x: student.predict(x).log() + against_b, student.class_names)
     late.preprocessing = box.preprocessing

@@ -149,6 +149,12 @@ def _measures(distilled: Distilled) -> Iterator[tuple[str, str, int, str]]:
             "the classifier does not read the corrected image as requested, or only far outside",
         ),
         (
+            "as sure of unchanged images",
+            percentage,
+            a.sure,
+            "images of whose class the classifier is as sure as was requested of changed images",
+        ),
+        (
             "requested confidence, r",
             three,
             a.correlation,
