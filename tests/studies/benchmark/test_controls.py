@@ -88,9 +88,9 @@ def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(
 @pytest.mark.slow
 def test_memorised_noise_is_not_explained() -> None:
     digits = controls.halved(load_mnist("train"))
-    true, shuffled = (
-        controls.explain_reasons(digits, labels, TINY, 0, CPU)[0]
-        for labels in ("true", "shuffled")
+    true, shuffled, kept = (
+        controls.explain_reasons(digits, labels, TINY, 0, CPU, kept=kept)[0]
+        for labels, kept in (("true", False), ("shuffled", False), ("shuffled", True))
     )
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
     assert true.accuracy.mean > 0.9
@@ -99,6 +99,8 @@ def test_memorised_noise_is_not_explained() -> None:
     # answers it would always win.
     assert 0.15 < shuffled.flipped.mean < 0.6
     assert shuffled.not_explained.mean >= controls.NOT_EXPLAINED
+    # Nor by layers that know the true labels.
+    assert kept.not_explained.mean >= controls.NOT_EXPLAINED
     assert true.not_explained.mean < 0.5
 
 
