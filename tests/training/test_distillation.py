@@ -401,6 +401,10 @@ def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")
+    moved = replace(recipe(), augmentation=ecinn.Augmentation(shift=2.0))
+    for count, augmentation in ((19_999, moved.augmentation), (20_000, ecinn.Augmentation())):
+        some = Dataset(torch.zeros((count, 1, 8, 8)).byte(), torch.zeros(count).long(), NAMES)
+        assert student_recipe(some, CPU, recipe=moved).augmentation == augmentation
 
 
 def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_path: Path) -> None:
