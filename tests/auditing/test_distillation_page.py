@@ -43,6 +43,7 @@ def test_the_page_shows_all_numbers_and_twenty_examples(distilled: Distilled) ->
         "flipped, before correction": a.flipped,
         "flipped, corrected": a.flipped_after,
         "not explained": a.not_explained,
+        "as sure of unchanged images": a.sure,
         "… within 0.05": a.within_after,
         **a.by_class,
     }

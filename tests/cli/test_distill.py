@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import ecinn
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning
 from ecinn.data.mnist import load_mnist
 from ecinn.flow.network import Stage
@@ -144,23 +145,34 @@ class Brighter(nn.Module):
         return 30 * torch.stack([left, right], 1)
 
 
-@pytest.mark.slow
-def test_a_student_of_a_folder_knows_its_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
-    pictures, folder = tmp_path / "pictures", tmp_path / "student"
+
+
+def half_bright(folder: Path, sides: tuple[int, int]) -> Path:
+    """Write 120 pictures of noise whose left or right half is brighter, and what tells which."""
     generator = torch.Generator().manual_seed(0)
+    height, width = sides
     for number in range(120):
-        side = number % 2
-        values = torch.randint(60, (16, 16), generator=generator)
-        values[:, 8 * side : 8 * side + 8] += int(torch.randint(40, 180, (), generator=generator))
-        path = pictures / ("left", "right")[side] / f"{number}.png"
+        side, half = number % 2, width // 2
+        values = torch.randint(60, (height, width), generator=generator)
+        values[:, half * side : half * (side + 1)] += int(
+            torch.randint(40, 180, (), generator=generator)
+        )
+        path = folder / "pictures" / ("left", "right")[side] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(values.byte().numpy()).save(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.trace(Brighter(), torch.zeros((2, 1, 16, 16))).save(tmp_path / "brighter.pt")
+        torch.jit.trace(Brighter(), torch.zeros((2, 1, 16, 16))).save(folder / "brighter.pt")
+    return folder / "pictures"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_student_of_a_folder_knows_its_pictures(tmp_path: Path) -> None:
+    pictures, folder = half_bright(tmp_path, (16, 16)), tmp_path / "student"
     command = (
         "distill", "--classifier", tmp_path / "brighter.pt", "--data", pictures, "--out", folder,
         "--device", "cpu", "--epochs", 3, "--finetune-epochs", 1,
@@ -191,3 +203,33 @@ def test_a_student_of_a_folder_knows_its_pictures(
     Image.new("L", (16, 16), 77).save(pictures / "left" / "new.png")
     assert "other images" in run(*command, "--resume")[2]
     assert json.loads((folder / "data.json").read_text()) == stored
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_student_of_a_folder_starts_from_another_model_and_resumes(tmp_path: Path) -> None:
+    """Pictures are read as that model's were, and a resumed run needs the same model."""
+    pictures, folder = half_bright(tmp_path, (16, 20)), tmp_path / "student"
+    base, cpu = tmp_path / "base", ("--device", "cpu")
+    code, _, stderr = run(
+        "train", pictures, "--out", base, "--epochs", 2, "--fit", "crop", "--size", 16, *cpu
+    )
+    assert code == 0, stderr
+    data = ("--classifier", tmp_path / "brighter.pt", "--data", pictures)
+    command = ("distill", *data, "--out", folder, *cpu, "--report", 10)
+    code, stdout, stderr = run(*command, "--init-from", base, "--json")
+    assert code == 0, stderr
+    report = json.loads(stdout)
+    start, student = ecinn.load(base, "cpu"), ecinn.load(folder, "cpu")
+    assert student.recipe.framing == start.recipe.framing
+    assert student.recipe.framing.fit == "crop"
+    for name, value in start.classifier.state_dict().items():
+        same = torch.equal(value, student.classifier.state_dict()[name])
+        assert same or name in ("mu", "tau"), name
+    assert "the same --init-from" in run(*command, "--resume")[2]
+    code, stdout, stderr = run(*command, "--init-from", base, "--resume", "--json")
+    assert code == 0, stderr
+    again = json.loads(stdout)
+    assert again["agreement"] == report["agreement"]
+    # Answers on the pictures are known, those about counterfactuals are asked for again.
+    assert report["queries"] < again["queries"] < 2 * report["queries"] - 100

@@ -273,6 +273,27 @@ def test_next_alpha_narrows_brackets_of_curves(power: float) -> None:
     assert ((alphas - root[:, None]).abs().amin(1) < 0.012).all()
 
 
+def test_next_alpha_encloses_a_maximum_that_is_below_zero() -> None:
+    """margin = −h − s(α − m)²: nothing fulfils the request, and the best point is near m."""
+    g = torch.Generator().manual_seed(3)
+    top, steep = 0.6 + torch.rand(200, generator=g), 4 + 60 * torch.rand(200, generator=g)
+    first = (top + 0.6 * torch.rand(200, generator=g) - 0.3)[:, None]
+
+    def margin(alpha: Tensor) -> Tensor:
+        return -0.5 - steep[:, None] * (alpha - top[:, None]) ** 2
+
+    alphas = torch.cat([torch.zeros((200, 1)), first], 1)
+    for _ in range(MAX_QUERIES - 2):
+        new = next_alpha(alphas, margin(alphas), torch.full((200,), math.nan))
+        alphas = torch.cat([alphas, new[:, None]], 1)
+    missed = (alphas - top[:, None]).abs().amin(1)
+    assert float(missed.max()) < 0.16
+    assert float(missed.median()) < 0.04
+    # A rising margin is followed outwards.
+    rising = torch.tensor([[0.0, 0.5, 0.9]])
+    assert float(next_alpha(rising, rising - 5, torch.tensor([math.nan]))) > 0.9
+
+
 def test_tie_margin_is_the_log_odds_of_two_classes_that_are_seen() -> None:
     answers = torch.tensor([[[0.2, 0.6, 0.2], [0.3, 0.3, 0.4], [1e-4, 1e-4, 0.9998]]])
     margin = tie_margin(answers, torch.tensor([0]), torch.tensor([1]))[0]

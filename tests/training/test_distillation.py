@@ -162,6 +162,10 @@ def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     weak = measure_agreement(sure, unsure, images, unsure.predict(images), n=10)
     assert weak.flipped_after.mean == 1.0
     assert weak.not_explained.mean == 1.0  # 73 % is the most that it ever gives
+    assert weak.sure.mean == 0.0
+    assert twin.sure.mean == 1.0  # α₁ requests no confidence
+    half = measure_agreement(student, box, images, answers, n=10, confidence=0.85)
+    assert half.sure.mean == pytest.approx(float((answers.amax(1) >= 0.8).float().mean()))
     against_b = torch.tensor([0.0, -8.0, 0.0])  # is read further along than the student says
     late = BlackBox(lambda x: student.predict(x).log() + against_b, student.class_names)
     late.preprocessing = box.preprocessing
@@ -395,6 +399,10 @@ def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")
+    moved = replace(recipe(), augmentation=ecinn.Augmentation(shift=2.0))
+    for count, augmentation in ((19_999, moved.augmentation), (20_000, ecinn.Augmentation())):
+        some = Dataset(torch.zeros((count, 1, 8, 8)).byte(), torch.zeros(count).long(), NAMES)
+        assert student_recipe(some, CPU, recipe=moved).augmentation == augmentation
 
 
 def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def distill(
             framing=framing,
         )
         chosen = replace(chosen, epochs=chosen.epochs if epochs is None else epochs)
+        if chosen.epochs == 0 and start is None:
+            raise InputError("the run kept the layers of another model: give the same --init-from")
         if finetune_epochs is not None:
             tuning = replace(chosen.finetuning or CONTINUED, epochs=finetune_epochs)
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
@@ -185,17 +187,20 @@ def _load(
 ) -> "tuple[Splits, Recipe | None]":
     """Load all splits of a dataset, or of your own pictures with the recipe of a resumed run.
 
-    Your own pictures get the size and channels of the model to start from, if there is one.
+    Your own pictures are read as those of the model to start from were, if there is one.
     """
     from ecinn.data.dataset import Split, Splits
+    from ecinn.data.framing import Framing
     from ecinn.data.own_record import OwnDataOptions
 
     path = Path(source)
     if _recipe_of(source) is None and path.exists():
         options = None
         if start is not None and not resume:
-            a = start.recipe.architecture
-            options = OwnDataOptions(size=a.height, channels=a.channels)
+            a, framing = start.recipe.architecture, start.recipe.framing or Framing()
+            values = framing.intensity
+            window = None if values is None else (values.low, values.high)
+            options = OwnDataOptions(a.height, a.channels, framing.fit, window)
         own, recipe = load_run(path, folder, options, resume=resume)
         return own.first(limit), recipe
     splits = Splits(*(load_images(source, split, celeba) for split in get_args(Split)))

@@ -19,6 +19,8 @@ RESERVED = 1
 """Of these, the queries that are kept for the tipping point."""
 NEAREST_END = 0.1
 """Smallest share of a bracket between a new point and its ends."""
+GOLDEN = 0.382
+"""Golden section: share of an interval between its better end and a new point."""
 STEPS = (0.1, 0.5)
 """First smallest, and largest step in α beyond the last point, as long as there is no bracket;
 the smallest doubles every time."""
@@ -205,7 +207,8 @@ def next_alpha(
     interpolated, which finds its zero at once where log-odds are linear in α, as a flow's are.
     Elsewhere the Illinois rule keeps one end from staying for long: each time that an end stays,
     its margin counts half. A guess inside the bracket goes first; nan is no guess. Without a
-    bracket, α grows by the step that the slope so far suggests.
+    bracket, α grows by the step that the slope so far suggests, until the margin falls: then its
+    maximum is enclosed, by the golden section of the longer side.
     """
     above = margins >= 0
     high = torch.where(above, alphas, math.inf).amin(1)
@@ -222,6 +225,12 @@ def next_alpha(
     step = (margin_low * low / (margins[:, 0] - margin_low)).nan_to_num(math.inf)
     smallest = min(STEPS[0] * 2 ** (alphas.shape[1] - 2), STEPS[1])
     onwards = low + torch.where(step > 0, step, math.inf).clamp(smallest, STEPS[1])
+    best = alphas.gather(1, margins.argmax(1, keepdim=True))
+    left = torch.where(alphas < best, alphas, -math.inf).amax(1)
+    right = torch.where(alphas > best, alphas, math.inf).amin(1)
+    best = best[:, 0]
+    side = torch.where(right - best > best - left, right, left)
+    onwards = torch.where(left.isinf() | right.isinf(), onwards, torch.lerp(best, side, GOLDEN))
     outside = torch.where(high.isinf(), onwards, high - STEPS[1])
     proposed = torch.where(high.isinf() | low.isinf(), outside, between)
     return torch.where((guess > low) & (guess < high), guess, proposed)

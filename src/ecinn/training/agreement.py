@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ecinn import equations
+from ecinn.explanation.correction import TOLERANCE
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.reading import stored_posterior
-from ecinn.explanation.result import Confidence, Explanation, join
+from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
 from ecinn.metrics.counterfactuals import confidence_consistency
 from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
@@ -96,6 +97,9 @@ class Agreement:
     not_explained: Interval
     """Share of counterfactuals that it does not read as requested even then, or only far outside
     (`Explanation.explained`)."""
+    sure: Interval
+    """Share of the images themselves of which the classifier is as sure as requested: where it
+    seldom is, counterfactuals cannot convince it more than real images do."""
     correlation: Interval
     """Pearson's r of requested confidences and the classifier's, at the student's α."""
     correlation_after: Interval
@@ -128,7 +132,9 @@ class Agreement:
             f"by {self.path_difference.mean:.4f} along paths",
             f"counterfactuals, {self.requested}, that {self.classifier} reads as the target: "
             f"{_share(self.flipped)}, corrected {_share(self.flipped_after)}",
-            f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}",
+            f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}; of the "
+            f"images themselves, {self.classifier} is as sure as requested of "
+            f"{_share(self.sure)}",
             f"requested and obtained confidence: r {_number(self.correlation)}, corrected "
             f"{_number(self.correlation_after)}, {_share(self.within_after)} within 0.05",
             f"{self.queries_per_counterfactual.mean:.1f} queries per counterfactual",
@@ -190,6 +196,7 @@ def measure_agreement(
     worst = _of_q(flips, "after")[:, 0].argsort(stable=True)[:EXAMPLES]
     queries = torch.cat([_queries(e) for e in (flips, *(e for _, e in requests))])
     difference = (posterior - answers).abs().mean(1)
+    lowest = 0.0 if flips.confidence == ALPHA_1 else float(flips.confidence) - TOLERANCE
     return Agreement(
         classifier=reader.name,
         images=len(images),
@@ -201,6 +208,7 @@ def measure_agreement(
         flipped=proportion(first.cpu().flatten()),
         flipped_after=proportion(corrected.flatten()),
         not_explained=proportion(~_explained(flips)),
+        sure=proportion(answers.amax(1) >= lowest),
         correlation=before.correlation,
         correlation_after=after.correlation,
         within_after=after.within,

@@ -9,6 +9,7 @@ import torch
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.checkpoint import Checkpoint
 from ecinn.classifier.recipes import FineTuning, Recipe, find_recipe
+from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
 from ecinn.data.own import DATASET
@@ -29,6 +30,9 @@ CONTINUED = FineTuning(
 )
 """Training of a student that starts from another model, if epochs are requested: by default only
 its class means and temperature are fitted. Chosen on validation digits, with few images."""
+MANY_IMAGES = 20_000
+"""So many pictures are not augmented: a student learns answers to the pictures themselves, and a
+classifier may answer otherwise if they are shifted. Of fewer, it would learn each by heart."""
 PATH_IMAGES = 500
 """Held-out images on whose paths the temperature is fitted."""
 REPORT_IMAGES = 300
@@ -78,6 +82,8 @@ def student_recipe(
     # Small batches, as in the first stage: of few images, large ones would make few steps.
     small = replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size))
     tuning = None if kept else recipe.finetuning or small
+    if len(data) >= MANY_IMAGES:
+        recipe = replace(recipe, augmentation=Augmentation())
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,

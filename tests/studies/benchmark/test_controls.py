@@ -68,13 +68,16 @@ def test_the_rank_of_a_cue_is_that_of_its_best_cell(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dose", [0.5, 1.0])
-def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(dose: float) -> None:
-    """Both students learn from the same pictures: only the classifiers differ."""
+@pytest.mark.parametrize(("dose", "kept"), [(0.5, False), (1.0, False), (1.0, True)])
+def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(
+    dose: float, *, kept: bool
+) -> None:
+    """All students learn from the same pictures: only the classifiers differ."""
     digits = controls.halved(load_mnist("train"), controls.DIGITS)
     size = replace(TINY, images=300, held_out=60, epochs=5)
-    found, student = controls.Study(size, 0, CPU).find_shortcut(digits, dose)
-    assert student.name == f"cue-{100 * dose:.0f}"
+    found, student = controls.Study(size, 0, CPU, kept=kept).find_shortcut(digits, dose)
+    assert student.name == f"cue-{100 * dose:.0f}" + kept * "-kept"
+    assert found.kept == kept == ("init_from" in student.checkpoint.training)
     # What the classifier uses is known, because it was asked.
     assert (found.cue_changes.mean > found.digit_changes.mean) == (dose == 1)
     assert (found.rank == 1) == found.expected == (dose == 1)
@@ -85,9 +88,9 @@ def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(dose: float
 @pytest.mark.slow
 def test_memorised_noise_is_not_explained() -> None:
     digits = controls.halved(load_mnist("train"))
-    true, shuffled = (
-        controls.Study(TINY, 0, CPU).explain_reasons(digits, labels)[0]
-        for labels in ("true", "shuffled")
+    true, shuffled, kept = (
+        controls.Study(TINY, 0, CPU, kept=kept).explain_reasons(digits, labels)[0]
+        for labels, kept in (("true", False), ("shuffled", False), ("shuffled", True))
     )
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
     assert true.accuracy.mean > 0.9
@@ -96,6 +99,8 @@ def test_memorised_noise_is_not_explained() -> None:
     # answers it would always win.
     assert 0.15 < shuffled.flipped.mean < 0.6
     assert shuffled.not_explained.mean >= controls.NOT_EXPLAINED
+    # Nor by layers that know the true labels.
+    assert kept.not_explained.mean >= controls.NOT_EXPLAINED
     assert true.not_explained.mean < 0.5
 
 
@@ -112,7 +117,8 @@ def result(ranks: tuple[int, ...], not_explained: float) -> controls.Controls:
         controls.Reasons(labels, share(1.0), share(0.5), share(0.6), share(0.4), share(missed))
         for labels, missed in (("true", 0.1), ("shuffled", not_explained))
     )
-    return controls.Controls(TINY, 0, shortcuts, reasons)
+    kept = replace(reasons[1], kept=True, not_explained=share(0.97))
+    return controls.Controls(TINY, 0, shortcuts, (*reasons, kept))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,10 @@ def result(ranks: tuple[int, ...], not_explained: float) -> controls.Controls:
 def test_controls_hold_if_all_of_them_do(
     ranks: tuple[int, ...], not_explained: float, *, holds: bool
 ) -> None:
-    assert result(ranks, not_explained).holds == holds
+    outcome = result(ranks, not_explained)
+    assert outcome.holds == holds
+    explained = replace(outcome.reasons[2], not_explained=share(0.85))
+    assert not replace(outcome, reasons=(*outcome.reasons[:2], explained)).holds
 
 
 def test_the_command_writes_tables_numbers_and_the_curve(

@@ -30,7 +30,9 @@ from ecinn.progress import Observer, ignore
 from ecinn.studies.benchmark.record import table
 from ecinn.training.augmented import TeacherSettings, train_cnn
 from ecinn.training.distillation import Distilled, distill_classifier
+from ecinn.training.loop import train
 from ecinn.training.networks import ConvolutionalNetwork
+from ecinn.training.plan import plan_recipe
 from ecinn.training.student import student_recipe
 
 SIDE = 14
@@ -84,6 +86,8 @@ class Shortcut:
     cells: int
     density: Interval
     """Change at the cue relative to an average place: 1 is chance."""
+    kept: bool = False
+    """The student keeps the layers of a model that learned the digit and not the cue."""
 
     @property
     def expected(self) -> bool:
@@ -108,6 +112,8 @@ class Reasons:
     agreement: Interval
     flipped: Interval
     not_explained: Interval
+    kept: bool = False
+    """The student keeps the layers of a model that learned the true labels."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +128,23 @@ class Controls:
     @property
     def holds(self) -> bool:
         """True if every control ends as it should."""
-        shuffled = next(each for each in self.reasons if each.labels == "shuffled")
-        found = all(each.holds for each in self.shortcuts)
-        return found and shuffled.not_explained.mean >= NOT_EXPLAINED
+        shuffled = [each for each in self.reasons if each.labels == "shuffled"]
+        unexplained = all(each.not_explained.mean >= NOT_EXPLAINED for each in shuffled)
+        return unexplained and all(each.holds for each in self.shortcuts)
 
 
 def run_controls(
     digits: Dataset, study: "Study", doses: Sequence[float] = DOSES
 ) -> tuple[Controls, list[Model]]:
-    """Run both controls on digits of 28×28 pixels; return also all students."""
+    """Run both controls on digits of 28×28 pixels; return also all students.
+
+    Each is made twice: with students that are trained, and with students that keep layers.
+    """
     pair, every = halved(digits, DIGITS), halved(digits)
-    shortcuts, students = zip(*(study.find_shortcut(pair, dose) for dose in doses), strict=True)
-    kinds = ("true", "shuffled")
-    reasons, others = zip(*(study.explain_reasons(every, each) for each in kinds), strict=True)
+    both = [replace(study, kept=kept) for kept in (False, True)]
+    cues = [each.find_shortcut(pair, dose) for each in both for dose in doses]
+    kinds = [each.explain_reasons(every, kind) for each in both for kind in ("true", "shuffled")]
+    (shortcuts, students), (reasons, others) = zip(*cues, strict=True), zip(*kinds, strict=True)
     return Controls(study.size, study.seed, shortcuts, reasons), [*students, *others]
 
 
@@ -146,6 +156,9 @@ class Study:
     seed: int
     device: torch.device
     observe: Observer = ignore
+    kept: bool = False
+    """Students keep the layers of a model that learned the pictures' own labels, as with
+    `--init-from`; otherwise they are trained on the classifier's answers."""
 
     def find_shortcut(self, digits: Dataset, dose: float) -> tuple[Shortcut, Model]:
         """Train a classifier with a cue, distil it on random cues, and audit the student.
@@ -183,6 +196,7 @@ class Study:
             rank=cue_rank(found, CUE.mask),
             cells=found.grid.numel(),
             density=bootstrap_interval(change, generator=generator),
+            kept=self.kept,
         )
         return result, distilled.model
 
@@ -202,7 +216,7 @@ class Study:
         )
         found = distilled.agreement
         shares = (found.agreement, found.flipped_after, found.not_explained)
-        return Reasons(labels, learned, accuracy, *shares), distilled.model
+        return Reasons(labels, learned, accuracy, *shares, self.kept), distilled.model
 
     def train(self, data: Dataset, epochs: int, width: int) -> ConvolutionalNetwork:
         """Train a small convolutional network without augmentation."""
@@ -227,24 +241,34 @@ class Study:
     def distill(
         self, network: ConvolutionalNetwork, data: Splits, name: str
     ) -> tuple[Distilled, BlackBox]:
-        """Distil a classifier as `ecinn distill` does, with fewer epochs and small batches."""
-        names = data.train.class_names
-        black_box = BlackBox(lambda x: network(x.to(self.device)), names, name=name)
-        recipe = student_recipe(data.train, self.device, observe=self.observe)
-        assert recipe.finetuning is not None
-        epochs, batch_size = self.size.path_epochs, recipe.batch_size
-        path = replace(recipe.finetuning, epochs=epochs, batch_size=batch_size)
-        epochs = self.size.epochs
-        recipe = replace(recipe, name=name, epochs=epochs, finetuning=path, seed=self.seed)
+        """Distil a classifier as `ecinn distill` does, with fewer epochs."""
+        names, device, observe = data.train.class_names, self.device, self.observe
+        name += self.kept * "-kept"
+        black_box = BlackBox(lambda x: network(x.to(device)), names, name=name)
+        recipe = plan_recipe(data.train, device, name=name, observe=observe).recipe
+        recipe = replace(recipe, epochs=self.size.epochs, seed=self.seed)
+        start = None
         with tempfile.TemporaryDirectory() as folder:
+            if self.kept:
+                first, held_out = Path(folder) / "start", data.validation
+                start = train(
+                    recipe, data.train, first, held_out=held_out, device=device, observe=observe
+                )
+                recipe = student_recipe(data.train, device, init_from=start)
+            else:
+                recipe = student_recipe(data.train, device, recipe=recipe)
+                assert recipe.finetuning is not None
+                path = replace(recipe.finetuning, epochs=self.size.path_epochs)
+                recipe = replace(recipe, finetuning=path)
             distilled = distill_classifier(
                 black_box,
                 data,
-                recipe,
-                Path(folder),
+                replace(recipe, name=name),
+                Path(folder) / "student",
+                init_from=start,
                 labelled=False,  # they are not needed, and shuffled ones would be refused
-                device=self.device,
-                observe=self.observe,
+                device=device,
+                observe=observe,
             )
         return distilled, black_box
 
@@ -315,27 +339,31 @@ def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " im
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
-    words = {True: "yes", False: "no"}
+    words, layers = {True: "yes", False: "no"}, {True: "kept", False: "trained"}
     shortcuts = [
         {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
+        | {"layers": layers[each.kept]}
         for each in result.shortcuts
     ]
+    reasons = [{**vars(each), "layers": layers[each.kept]} for each in result.reasons]
     return (
         table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
-        table("controls", "reasons", result.reasons, limit=NOT_EXPLAINED),
+        table("controls", "reasons", reasons, limit=NOT_EXPLAINED),
     )
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
     """Draw a PNG of the change at the cue, and of changed answers, against the dose."""
+    trained, kept = ([s for s in shortcuts if s.kept == kept] for kept in (False, True))
     figures = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 3.4), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
-    doses = [100 * each.dose for each in shortcuts]
+    doses = [100 * each.dose for each in trained]
     series = (
-        (left, [each.cue_changes for each in shortcuts], "the other cue", 100),
-        (left, [each.digit_changes for each in shortcuts], "another digit", 100),
-        (right, [each.density for each in shortcuts], "at the cue", 1),
+        (left, [each.cue_changes for each in trained], "the other cue", 100),
+        (left, [each.digit_changes for each in trained], "another digit", 100),
+        (right, [each.density for each in trained], "at the cue", 1),
+        (right, [each.density for each in kept], "at the cue, layers kept", 1),
     )
     for axes, values, name, factor in series:
         middle = [factor * value.mean for value in values]
@@ -343,7 +371,7 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
             [factor * abs(getattr(value, end) - value.mean) for value in values]
             for end in ("low", "high")
         ]
-        axes.errorbar(doses, middle, ends, fmt="o-", capsize=3, label=name)
+        axes.errorbar(doses[: len(middle)], middle, ends, fmt="o-", capsize=3, label=name)
     left.set(ylabel="answers changed by …, %", title="What the classifier uses", ylim=(-3, 103))
     right.set(
         ylabel="change ÷ that of an average place", title="What the audit of the student finds"
