@@ -1,6 +1,7 @@
 """The load test reports failures of the service."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_the_file_is_written_and_failures_set_the_exit_code(
 ) -> None:
     out = tmp_path / "service.json"
     monkeypatch.setattr("sys.argv", ["load.py", "--out", str(out)])
-    monkeypatch.setattr(load, "offline_rates", lambda _: {"predict": 10.0, "explain": 10.0})
+    rates = {"predict": 10.0, "explain": 10.0, "predict json": 10.0, "explain json": 5.0}
+    monkeypatch.setattr(load, "offline_rates", lambda _: rates)
     answered = {"predict": 50, "explain": 50}
     run = {"answered": answered, "statuses": {"200": 100, other: 1}, "seconds": 20.0}
     monkeypatch.setattr(load, "run_load", lambda *_: run)
@@ -53,4 +55,6 @@ def test_the_file_is_written_and_failures_set_the_exit_code(
             load.main()
     else:
         load.main()
-    assert '"slower_than_offline": 2.0' in out.read_text()
+    written = json.loads(out.read_text())
+    assert written["slower_than_offline"] == 2.0
+    assert written["slower_than_offline_with_pictures"] == pytest.approx(20 / 15, abs=1e-3)
