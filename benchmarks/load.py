@@ -53,11 +53,20 @@ def main() -> None:
     offline.append(offline_rates(2.0))
     rates = {kind: statistics.mean(rate[kind] for rate in offline) for kind in offline[0]}
 
-    def slower_than(*kinds: str) -> float:
-        """Compare with the time that the library would have taken for the same answers."""
-        answered = with_server["answered"]
-        library = sum(answered.get(kind.split()[0], 0) / rates[kind] for kind in kinds)
-        return round(with_server["seconds"] / max(library, 1e-9), 3)
+    answered, took = with_server["answered"], with_server["seconds"]
+    all_answers = sum(answered.values()) or 1
+
+    def library(more: str, cost: Callable[[str], float]) -> float:
+        """Return the cost of the same answers to the library."""
+        return sum(count * cost(kind + more) for kind, count in answered.items())
+
+    def slower_than(more: str) -> float:
+        return round(took / max(library(more, lambda kind: 1 / rates[kind]), 1e-9), 3)
+
+    def cpu(more: str) -> float:
+        return round(library(more, lambda kind: rates[f"{kind} cpu"]) / all_answers, 2)
+
+    cpu_seconds = with_server.pop("cpu_seconds")
 
     result = {
         "command": f"benchmarks/load.py --clients {given.clients} --seconds {given.seconds:g} "
@@ -66,11 +75,19 @@ def main() -> None:
         "workers": given.workers,
         "torch": torch.__version__,
         **with_server,
-        "offline_per_second": {kind: round(rate, 1) for kind, rate in rates.items()},
+        "offline_per_second": {
+            kind: round(rate, 1) for kind, rate in rates.items() if not kind.endswith("cpu")
+        },
+        "cpu_ms_per_answer": {
+            "service": round(1000 * cpu_seconds / all_answers, 2),
+            "clients": round(1000 * own / all_answers, 2),
+            "library": cpu(""),
+            "library_with_pictures": cpu(" json"),
+        },
         # The clients run on the same cores.
         "clients_share_of_cores": round(own / with_server["seconds"] / (os.cpu_count() or 1), 3),
-        "slower_than_offline": slower_than("predict", "explain"),
-        "slower_than_offline_with_pictures": slower_than("predict json", "explain json"),
+        "slower_than_offline": slower_than(""),
+        "slower_than_offline_with_pictures": slower_than(" json"),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
     print(json.dumps(result, indent=1))
@@ -92,7 +109,7 @@ def failures(result: dict[str, Any]) -> list[str]:
 
 
 def offline_rates(seconds: float) -> dict[str, float]:
-    """Images per second of the library, one batch per core at a time."""
+    """Images per second of the library, one batch per core at a time, and its CPU time in ms."""
     torch.set_num_threads(1)
     model = ecinn.load("mnist", "cpu")
     images = to_pixels(model.recipe.load("test").images[:BATCH])
@@ -123,9 +140,10 @@ def offline_rates(seconds: float) -> dict[str, float]:
                     done += BATCH
                 return done
 
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             done = sum(threads.map(lambda _, repeat=repeat: repeat(), range(cores)))
             rates[kind] = done / (time.perf_counter() - start)
+            rates[f"{kind} cpu"] = 1000 * (time.process_time() - cpu) / done
     return rates
 
 
@@ -143,15 +161,16 @@ def run_load(clients: int, seconds: float, workers: int) -> dict[str, Any]:
         port = int(address[1])
         asyncio.run(warm_up(port))
         time.sleep(2)  # until all workers listen
-        before = memory(server.pid)
+        before, cpu = memory(server.pid), cpu_time(server.pid)
         measured = asyncio.run(drive(port, clients, seconds))
-        after = memory(server.pid)
+        after, cpu = memory(server.pid), cpu_time(server.pid) - cpu
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
     finally:
         server.kill()
         server.wait()
     return measured | {
+        "cpu_seconds": cpu,
         "memory_mib_before": round(before),
         "memory_mib_after": round(after),
         "exit_code": code,
@@ -162,8 +181,20 @@ def memory(process: int) -> float:
     """Return the memory of a process and its children in MiB; what they share counts once."""
     match = re.search(r"\nPss:\s+(\d+) kB", Path(f"/proc/{process}/smaps_rollup").read_text())
     assert match is not None
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return int(match[1]) / 1024 + sum(memory(int(child)) for child in children)
+    return int(match[1]) / 1024 + sum(map(memory, children(process)))
+
+
+def cpu_time(process: int) -> float:
+    """Return the CPU seconds of a process and its children."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(cpu_time, children(process)))
+
+
+def children(process: int) -> list[int]:
+    """Return the ids of a process's children."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 async def warm_up(port: int) -> None:

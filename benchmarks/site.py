@@ -215,8 +215,8 @@ def compare(browser: Browser, site: str, served: str, count: int) -> None:
         if values:
             above = sum(value > 1e-3 for value in values)
             print(
-                f"posteriors, {name}: {len(values)} pictures, median {statistics.median(values):.1e}, "
-                f"largest {max(values):.1e}, above 1e-3: {above}"
+                f"posteriors, {name}: {len(values)} pictures, above 1e-3: {above}, "
+                f"median {statistics.median(values):.1e}, largest {max(values):.1e}"
             )
 
 

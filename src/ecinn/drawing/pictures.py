@@ -103,7 +103,7 @@ def quick_png(array: Array) -> bytes:
         filtered[:, 0] = 2  # the filter "up" of every row
         filtered[1:, 1:] -= rows[:-1]
     head = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 8, 0 if grey else 2, 0, 0, 0)
-    data = zlib.compress(filtered, 3)
+    data = zlib.compress(filtered.tobytes(), 3)
     chunks = ((b"IHDR", head), (b"IDAT", data), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(content))
