@@ -367,7 +367,7 @@ def test_names_of_stops_do_not_cover_each_other_on_a_phone(visitor: Visitor, tar
     page = visitor.open(f"/#model=mnist&sample=90&target={target}", context=phone)
     edges = page.evaluate(STOP_NAMES)
     assert len(edges) == 4
-    assert all(left - right > 2 for (_, right), (left, _) in pairwise(edges))
+    assert all(left - right >= 7 for (_, right), (left, _) in pairwise(edges))
     assert 0 <= edges[0][0] < edges[-1][1] <= 390
 
 

@@ -16,8 +16,8 @@ const LEANS = [
 ];
 /** Pixels of a name to the left of its mark, as a share of its width. */
 const LEFT = { right: 0, middle: 0.5, left: 1, bare: 0 };
-/** Smallest distance between two names, in pixels; the present one becomes bold, and wider. */
-const APART = 10;
+/** Smallest distance between two names, in pixels. */
+const APART = 7;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
