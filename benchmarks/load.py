@@ -1,7 +1,8 @@
 """Load test of `ecinn serve` on loopback: statuses, latencies, memory and speed.
 
 Writes docs/results/service.json. The offline rate is that of the library on the same images in
-batches, on as many threads as the service has, measured before and after in the same run.
+batches, on as many threads as there are cores, measured before and after in the same run: once for
+predictions and explanations as tensors, once with the JSON and the pictures of the answers.
 """
 
 import argparse
@@ -25,6 +26,8 @@ import torch
 import ecinn
 from ecinn.files import atomic_write
 from ecinn.pixels import to_pixels
+from ecinn.web import answers
+from ecinn.web.passes import predict_jointly, split_network
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "service.json"
 BATCH = 32
@@ -38,28 +41,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     if not (1 <= given.clients <= 1000 and 1 <= given.seconds <= 600):
         sys.exit("1 to 1000 clients for 1 to 600 seconds")
     offline = [offline_rates(2.0)]
     own = time.process_time()
-    with_server = run_load(given.clients, given.seconds)
+    with_server = run_load(given.clients, given.seconds, given.workers)
     own = time.process_time() - own
     offline.append(offline_rates(2.0))
     rates = {kind: statistics.mean(rate[kind] for rate in offline) for kind in offline[0]}
-    # Time that the library would have taken for the same answers.
-    answered = with_server["answered"]
-    library_seconds = sum(answered.get(kind, 0) / rates[kind] for kind in rates)
+
+    answered, took = with_server["answered"], with_server["seconds"]
+    all_answers = sum(answered.values()) or 1
+
+    def library(more: str, cost: Callable[[str], float]) -> float:
+        """Return the cost of the same answers to the library."""
+        return sum(count * cost(kind + more) for kind, count in answered.items())
+
+    def slower_than(more: str) -> float:
+        return round(took / max(library(more, lambda kind: 1 / rates[kind]), 1e-9), 3)
+
+    def cpu(more: str) -> float:
+        return round(library(more, lambda kind: rates[f"{kind} cpu"]) / all_answers, 2)
+
+    cpu_seconds = with_server.pop("cpu_seconds")
+
     result = {
-        "command": f"benchmarks/load.py --clients {given.clients} --seconds {given.seconds:g}",
-        "threads": os.cpu_count(),
+        "command": f"benchmarks/load.py --clients {given.clients} --seconds {given.seconds:g} "
+        f"--workers {given.workers}",
+        "cores": os.cpu_count(),
+        "workers": given.workers,
         "torch": torch.__version__,
         **with_server,
-        "offline_per_second": {kind: round(rate, 1) for kind, rate in rates.items()},
+        "offline_per_second": {
+            kind: round(rate, 1) for kind, rate in rates.items() if not kind.endswith("cpu")
+        },
+        "cpu_ms_per_answer": {
+            "service": round(1000 * cpu_seconds / all_answers, 2),
+            "clients": round(1000 * own / all_answers, 2),
+            "library": cpu(""),
+            "library_with_pictures": cpu(" json"),
+        },
         # The clients run on the same cores.
         "clients_share_of_cores": round(own / with_server["seconds"] / (os.cpu_count() or 1), 3),
-        "slower_than_offline": round(with_server["seconds"] / max(library_seconds, 1e-9), 3),
+        "slower_than_offline": slower_than(""),
+        "slower_than_offline_with_pictures": slower_than(" json"),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
     print(json.dumps(result, indent=1))
@@ -81,14 +109,23 @@ def failures(result: dict[str, Any]) -> list[str]:
 
 
 def offline_rates(seconds: float) -> dict[str, float]:
-    """Images per second of the library, one batch per core at a time."""
+    """Images per second of the library, one batch per core at a time, and its CPU time in ms."""
     torch.set_num_threads(1)
     model = ecinn.load("mnist", "cpu")
     images = to_pixels(model.recipe.load("test").images[:BATCH])
     second = model.predict(images).topk(2).indices[:, 1:]
+    network = split_network(model, BATCH)
+
+    def predictions() -> bytes:
+        (prediction,) = predict_jointly(model, network, [images])
+        assert not isinstance(prediction, Exception)
+        return answers.to_json({"images": answers.predictions(prediction, model.class_names)})
+
     calls = {
         "predict": lambda: model.predict(images),
         "explain": lambda: model.explain(images, second),
+        "predict json": predictions,
+        "explain json": lambda: answers.explanation(model.explain(images, second)),
     }
     rates = {}
     cores = os.cpu_count() or 1
@@ -103,15 +140,17 @@ def offline_rates(seconds: float) -> dict[str, float]:
                     done += BATCH
                 return done
 
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             done = sum(threads.map(lambda _, repeat=repeat: repeat(), range(cores)))
             rates[kind] = done / (time.perf_counter() - start)
+            rates[f"{kind} cpu"] = 1000 * (time.process_time() - cpu) / done
     return rates
 
 
-def run_load(clients: int, seconds: float) -> dict[str, Any]:
+def run_load(clients: int, seconds: float, workers: int) -> dict[str, Any]:
     """Start a server, and clients that ask again as soon as they are answered."""
     command = [sys.executable, "-m", "ecinn", "serve", "--model", "mnist", "--port", "0"]
+    command += ["--workers", str(workers)]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -121,27 +160,41 @@ def run_load(clients: int, seconds: float) -> dict[str, Any]:
         assert address is not None, "the server did not start"
         port = int(address[1])
         asyncio.run(warm_up(port))
-        before = resident(server.pid)
+        time.sleep(2)  # until all workers listen
+        before, cpu = memory(server.pid), cpu_time(server.pid)
         measured = asyncio.run(drive(port, clients, seconds))
-        after = resident(server.pid)
+        after, cpu = memory(server.pid), cpu_time(server.pid) - cpu
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
     finally:
         server.kill()
         server.wait()
     return measured | {
+        "cpu_seconds": cpu,
         "memory_mib_before": round(before),
         "memory_mib_after": round(after),
         "exit_code": code,
     }
 
 
-def resident(process: int) -> float:
-    """Return the resident memory of a process in MiB."""
-    text = Path(f"/proc/{process}/status").read_text()
-    match = re.search(r"VmRSS:\s+(\d+) kB", text)
+def memory(process: int) -> float:
+    """Return the memory of a process and its children in MiB; what they share counts once."""
+    match = re.search(r"\nPss:\s+(\d+) kB", Path(f"/proc/{process}/smaps_rollup").read_text())
     assert match is not None
-    return int(match[1]) / 1024
+    return int(match[1]) / 1024 + sum(map(memory, children(process)))
+
+
+def cpu_time(process: int) -> float:
+    """Return the CPU seconds of a process and its children."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(cpu_time, children(process)))
+
+
+def children(process: int) -> list[int]:
+    """Return the ids of a process's children."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 async def warm_up(port: int) -> None:

@@ -38,6 +38,10 @@ def test_limit_is_a_percentile_of_the_absolute_channel_mean() -> None:
     assert robust_limit(values, 50.0) == 50
     colours = torch.cat([values, -values, 3 * values])
     assert robust_limit(colours, 50.0) == 50
+    random = torch.randn(3, 7, 9, generator=torch.Generator().manual_seed(0))
+    for percentile in (0.1, 37.3, 99.5):
+        numpy = np.percentile(random.double().mean(0).abs().numpy(), percentile)
+        assert robust_limit(random, percentile) == pytest.approx(numpy, rel=1e-12)
 
 
 def test_one_pixel_does_not_whiten_the_map(maps) -> None:
@@ -67,6 +71,13 @@ def test_overlay_is_the_image_where_the_map_is_zero_and_colour_where_it_is_stron
         np.testing.assert_allclose(colours[place], REMOVED, atol=1)
     for place in (2, 6):
         np.testing.assert_allclose(colours[place], ADDED, atol=1)
+
+
+def test_an_overlay_of_a_grey_image_is_that_of_its_three_equal_channels(generator) -> None:
+    image = torch.randint(0, 256, (1, 9, 7), generator=generator, dtype=torch.uint8)
+    heatmap = torch.randn(1, 9, 7, generator=generator)
+    colour = overlay_array(image.expand(3, 9, 7), heatmap.expand(3, 9, 7), 1.5)
+    assert np.abs(overlay_array(image, heatmap, 1.5).astype(int) - colour).max() <= 1
 
 
 def test_colour_bar_is_white_in_the_middle_and_has_its_words() -> None:

@@ -15,6 +15,7 @@ from ecinn.drawing.pictures import (
     image_array,
     percent,
     png_bytes,
+    quick_png,
     to_image,
 )
 
@@ -46,6 +47,16 @@ def test_images_keep_their_values() -> None:
     colour = torch.arange(18, dtype=torch.uint8).reshape(3, 2, 3)
     picture = Image.open(io.BytesIO(png_bytes(to_image(image_array(colour)))))
     assert np.array_equal(np.asarray(picture), colour.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("size", [(28, 28), (1, 3), (64, 64), (70, 50)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_quick_png_is_read_as_its_image(size: tuple[int, int], channels: int) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
+    array = np.ascontiguousarray(np.broadcast_to(values, (*size, 3)))
+    with Image.open(io.BytesIO(quick_png(array))) as read:
+        assert read.mode == ("L" if channels == 1 else "RGB")
+        np.testing.assert_array_equal(np.asarray(read.convert("RGB")), array)
 
 
 def test_a_long_caution_is_broken_and_makes_the_sheet_higher_not_wider() -> None:

@@ -1,6 +1,7 @@
 """The load test reports failures of the service."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,23 @@ def test_the_file_is_written_and_failures_set_the_exit_code(
 ) -> None:
     out = tmp_path / "service.json"
     monkeypatch.setattr("sys.argv", ["load.py", "--out", str(out)])
-    monkeypatch.setattr(load, "offline_rates", lambda _: {"predict": 10.0, "explain": 10.0})
+    rates = {"predict": 10.0, "explain": 10.0, "predict json": 10.0, "explain json": 5.0}
+    rates |= {f"{kind} cpu": 1.0 for kind in rates}
+    monkeypatch.setattr(load, "offline_rates", lambda _: rates)
     answered = {"predict": 50, "explain": 50}
-    run = {"answered": answered, "statuses": {"200": 100, other: 1}, "seconds": 20.0}
+    run = {
+        "answered": answered,
+        "statuses": {"200": 100, other: 1},
+        "seconds": 20.0,
+        "cpu_seconds": 0.2,
+    }
     monkeypatch.setattr(load, "run_load", lambda *_: run)
     if other == "500":
         with pytest.raises(SystemExit, match="failed: 1 requests ended with 500"):
             load.main()
     else:
         load.main()
-    assert '"slower_than_offline": 2.0' in out.read_text()
+    written = json.loads(out.read_text())
+    assert written["slower_than_offline"] == 2.0
+    assert written["cpu_ms_per_answer"]["service"] == 2.0
+    assert written["slower_than_offline_with_pictures"] == pytest.approx(20 / 15, abs=1e-3)

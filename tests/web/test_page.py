@@ -44,6 +44,16 @@ pytest.importorskip("fastapi", reason="the page is served with FastAPI")
 pytestmark = pytest.mark.browser
 
 EDGE = 11
+STOP_NAMES = """() => {
+  const named = [...document.querySelectorAll(".stop-button:not([data-lean=bare])")];
+  return named.map((button) => {
+    const range = document.createRange();
+    range.selectNodeContents(button);
+    const { left, right } = range.getBoundingClientRect();
+    return [left, right];
+  });
+}"""
+"""Left and right edges of the names of the slider's stops."""
 
 
 @pytest.fixture(scope="module")
@@ -351,11 +361,26 @@ def test_a_picture_stays_when_the_network_changes(visitor: Visitor) -> None:
     assert not np.array_equal(pixels(page, "input"), before)
 
 
-def test_notices_stay_in_view(visitor: Visitor) -> None:
+@pytest.mark.parametrize("target", [0, 5, 8])
+def test_names_of_stops_do_not_cover_each_other_on_a_phone(visitor: Visitor, target: int) -> None:
+    phone = visitor.context(viewport={"width": 390, "height": 844})
+    page = visitor.open(f"/#model=mnist&sample=90&target={target}", context=phone)
+    edges = page.evaluate(STOP_NAMES)
+    assert len(edges) == 4
+    assert all(left - right >= 7 for (_, right), (left, _) in pairwise(edges))
+    assert 0 <= edges[0][0] < edges[-1][1] <= 390
+
+
+def test_notices_stay_in_view_cover_no_control_and_can_be_closed(visitor: Visitor) -> None:
     page = visitor.open()
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     give(page, b"no picture")
     expect(page.locator("#notice")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#notice-retry")).to_be_hidden()  # it would fail again
+    page.evaluate("scrollTo(0, 0)")
+    page.locator("#models").get_by_text("Digits labelled by dots").click(trial=True, timeout=3000)
+    page.click("#notice-close")
+    expect(page.locator("#notice")).to_be_hidden()
 
 
 @pytest.mark.parametrize(

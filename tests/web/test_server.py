@@ -154,6 +154,24 @@ def test_killed_and_started_again_on_the_same_port() -> None:
     assert code == 0
 
 
+def connections(address: str, count: int) -> list[socket.socket]:
+    """Open connections at once, all before the first request."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    return [socket.create_connection((host, int(port)), PATIENCE) for _ in range(count)]
+
+
+def worker_of(connection: socket.socket) -> str:
+    """Ask for the metrics, and return which worker they are of."""
+    with connection:
+        connection.sendall(
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
+    number = re.search(r'ecinn_worker{worker="(\d)",workers="2"} 1', text)
+    assert number is not None
+    return number[1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_are_replaced_and_a_second_ctrl_c_ends_quietly() -> None:
     served = Served("--port", "0", "--workers", "2")
@@ -165,6 +183,7 @@ def test_workers_are_replaced_and_a_second_ctrl_c_ends_quietly() -> None:
 
     before = workers()
     assert len(before) == 2
+    wait_until(lambda: len(set(map(worker_of, connections(served.address, 40)))) == 2)
     killed = min(before)
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: len(workers()) == 2 and killed not in workers())

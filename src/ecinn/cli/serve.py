@@ -42,7 +42,7 @@ def serve(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes, each with the models in memory.")
+        int, typer.Option(min=1, max=256, help="Processes; as many as cores for many visitors.")
     ] = 1,
 ) -> None:
     """Serve a page to explore counterfactuals, and an API; Ctrl-C stops it.
@@ -59,15 +59,12 @@ def serve(
     settings = dataclasses.replace(
         settings,
         hosts=(*settings.hosts, f"[{host}]" if ":" in host else host),
-        threads=max(1, settings.threads // workers),
+        # Twice as many as cores, so that a request alone has more than one of them.
+        threads=min(settings.threads, -(-2 * settings.threads // workers)),
     )
     token = os.environ.get(TOKEN) or None
     local = is_loopback(host)
     with listen(host, port) as listening:
-        worker = fork_workers(workers) if workers > 1 else 0
-        if worker:
-            err.quiet = out.quiet = True  # the first one speaks for all
-
         import torch
 
         from ecinn.web.app import create_app
@@ -75,12 +72,22 @@ def serve(
 
         # The service has threads of its own, one per core.
         torch.set_num_threads(1)
+        # Workers share the memory of the models, unless these may be on a GPU, which cannot be
+        # used by a process that was forked after its first use.
+        shared = not torch.version.cuda and not torch.version.hip
+        worker = fork_workers(workers) if workers > 1 and not shared else 0
         catalogue = load_catalogue(
             model or DEFAULT_MODELS,
             celeba,
             ask_classifiers=classifier,
             load=lambda recipe, path: load_images(recipe, "test", celeba, model=path),
         )
+        if (
+            workers > 1 and shared
+        ):  # before classifiers are loaded: a fork has none of their threads
+            worker = fork_workers(workers)
+        if worker:
+            err.quiet = out.quiet = True  # the first one speaks for all
         for name, served in catalogue.items():
             reader = served.model.reader  # is loaded here, so that a missing file is noticed now
             if reader is not None:
@@ -94,4 +101,6 @@ def serve(
         address = f"http://{shown}:{listening.getsockname()[1]}"
         out.print(f"serving {', '.join(catalogue)} on {plain(address)}")
         out.file.flush()
-        run(create_app(catalogue, settings, token=token), listening, settings)
+        app = create_app(catalogue, settings, token=token)
+        app.state.metrics.name_worker(worker, workers)
+        run(app, listening, settings)

@@ -42,7 +42,11 @@ def overlay_array(
     limit = limit or pictures.robust_limit(heatmap)
     values = heatmap.detach().float().mean(0).cpu().numpy()[..., None]
     bare = 1 - np.clip(np.abs(values) / limit, 0, 1)
-    grey = np.asarray(Image.fromarray(pictures.image_array(image)).convert("L"), float)[..., None]
+    if len(image) == 1:
+        grey = image[0].cpu().numpy()[..., None].astype(float)
+    else:
+        luminance = Image.fromarray(pictures.image_array(image)).convert("L")
+        grey = np.asarray(luminance, float)[..., None]
     # Pale, because both colours are dark and would be lost on black.
     shade = 0.4 * (255 - grey)
     mixed = pictures.heatmap_array(heatmap, limit) - bare * shade

@@ -3,6 +3,8 @@
 import base64
 import io
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,9 @@ REMOVED = np.array([33, 102, 172])
 PERCENTILE = 99.5
 """Percentile of a map drawn in full colour: all but four pixels of a digit, twenty of a face."""
 
+SMALL = 3 * 32 * 32
+"""Values of an image that is not filtered before it is compressed: a digit, in colour."""
+
 Array = NDArray[np.uint8]
 
 
@@ -44,9 +49,9 @@ def heatmap_array(heatmap: Tensor, limit: float | None = None) -> Array:
     """
     values = heatmap.detach().float().mean(0).cpu().numpy()
     limit = limit or float(np.abs(values).max()) or 1.0
-    strength = np.clip(np.abs(values) / limit, 0, 1)[..., None]
-    colour = np.where(values[..., None] > 0, ADDED, REMOVED)
-    coloured: Array = (255 + strength * (colour - 255)).round().astype(np.uint8)
+    strength = np.minimum(np.abs(values) / limit, 1)[..., None]
+    towards = np.where(values[..., None] > 0, ADDED - 255, REMOVED - 255)
+    coloured: Array = (255 + strength * towards).round().astype(np.uint8)
     return coloured
 
 
@@ -75,7 +80,30 @@ def png_bytes(picture: Image.Image) -> bytes:
 
 def data_url(array: Array) -> str:
     """Encode an image as the URL of a PNG, for HTML and JSON."""
-    return f"data:image/png;base64,{base64.b64encode(png_bytes(to_image(array))).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(quick_png(array)).decode()}"
+
+
+def quick_png(array: Array) -> bytes:
+    """Encode an image of height × width × 3 as PNG, greyscale if all three channels agree.
+
+    Four times as fast as Pillow for digits. Photographs compress better as differences of rows.
+    """
+    grey = bool((array == array[..., :1]).all())
+    rows = array[..., : 1 if grey else 3].reshape(len(array), -1)
+    filtered = np.zeros((len(rows), 1 + rows.shape[1]), np.uint8)
+    filtered[:, 1:] = rows
+    if rows.size > SMALL:
+        filtered[:, 0] = 2  # the filter "up" of every row
+        filtered[1:, 1:] -= rows[:-1]
+    head = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 8, 0 if grey else 2, 0, 0, 0)
+    data = zlib.compress(filtered.tobytes(), 3)
+    chunks = ((b"IHDR", head), (b"IDAT", data), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content))
+        + (named := name + content)
+        + struct.pack(">I", zlib.crc32(named))
+        for name, content in chunks
+    )
 
 
 def webp_bytes(picture: Image.Image, quality: int = 90) -> bytes:

@@ -45,18 +45,19 @@ def predictions(prediction: Prediction, names: Sequence[str]) -> list[dict[str, 
 def explanation(e: Explanation) -> bytes:
     """Write `e.to_dict()` as JSON, with pictures as data URLs and with sentences."""
     report = e.to_dict()
+    stored, tipping_points, convincing = to_uint8(e.x), e.stored_tipping_point, e.stored_convincing
     for row, image in enumerate(report["images"]):
-        limit = e.heatmap_limit(row)
-        image["image"] = _image_url(to_uint8(e.x[row]))
+        limit, heatmaps = e.heatmap_limit(row), e.heatmap[row]
+        image["image"] = _image_url(stored[row])
         image["caution"] = caution(e.reasons(row))
         for column, target in enumerate(image["targets"]):
-            heatmap = e.heatmap[row, column]
-            target["tipping_point"]["image"] = _image_url(e.stored_tipping_point[row, column])
-            target["convincing"]["image"] = _image_url(e.stored_convincing[row, column])
+            heatmap = heatmaps[column]
+            target["tipping_point"]["image"] = _image_url(tipping_points[row, column])
+            target["convincing"]["image"] = _image_url(convincing[row, column])
             target["heatmap"] = {
                 "full_colour": limit,
                 "image": data_url(pictures.heatmap_array(heatmap, limit)),
-                "overlay": data_url(overlay_array(to_uint8(e.x[row]), heatmap, limit)),
+                "overlay": data_url(overlay_array(stored[row], heatmap, limit)),
             }
             target["sentences"] = sentences(e, row, column)
             if e.path is not None:

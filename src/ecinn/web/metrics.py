@@ -48,6 +48,12 @@ class Metrics:
         )
         self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=registry)
 
+    def name_worker(self, number: int, count: int) -> None:
+        """Say which process these metrics are of: each worker counts for itself."""
+        told = "The process that all metrics of this answer are of; others count for themselves."
+        names = ["worker", "workers"]
+        Gauge("ecinn_worker", told, names, registry=self.registry).labels(number, count).set(1)
+
     def watch(self, queue: str, length: Callable[[], int]) -> Callable[[int, float], None]:
         """Record the length of a queue; return an observer of its passes."""
         self.queue.labels(queue).set_function(length)

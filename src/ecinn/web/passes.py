@@ -120,8 +120,9 @@ def predict_jointly(
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, network.mu))
     flags = model.ood.flags(z, z - model.mu_bar[p], log_p)
     columns = (p, posterior, log_p, flags, *(() if answer is None else (answer,)))
+    sound = _is_finite(Prediction(*columns))
     parts = (column.split([len(batch) for batch in batches]) for column in columns)
-    return [_finite(Prediction(*part)) for part in zip(*parts, strict=True)]
+    return [_finite(Prediction(*part), sound) for part in zip(*parts, strict=True)]
 
 
 @torch.inference_mode()
@@ -171,13 +172,13 @@ def explain_jointly(
             class_names=model.class_names,
             reader=reader,
         )
-        start = 0
+        start, sound = 0, _is_finite(explanation)
         for place in places:
             part = _rows_of(explanation, start, start + sizes[place])
             _, by_default = model.request(questions[place].confidence)
             planted = model.recipe.planted
             answers[place] = _finite(
-                dataclasses.replace(part, confidence_by_default=by_default, planted=planted)
+                dataclasses.replace(part, confidence_by_default=by_default, planted=planted), sound
             )
             start += sizes[place]
     _add_paths(model, network, questions, answers, latents)
@@ -260,9 +261,13 @@ def _rows_of(e: Explanation, start: int, stop: int) -> Explanation:
     return dataclasses.replace(part, indices=part.indices - start, skipped=skipped)
 
 
-def _finite(answer: Any) -> Any:  # noqa: ANN401
-    """Return the answer, or an error if the network overflowed far from all training images."""
-    if _is_finite(answer):
+def _finite(answer: Any, sound: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
+    """Return the answer, or an error if the network overflowed far from all training images.
+
+    Args:
+        sound: True if all answers of the pass are finite, so that none need be checked alone.
+    """
+    if sound or _is_finite(answer):
         return answer
     return InputError(
         "this image or α is so far from the training images that the network overflows: "

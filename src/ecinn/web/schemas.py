@@ -60,7 +60,7 @@ class Strict(BaseModel):
         """Raise one error however many keys are unknown: pydantic would make one of each."""
         if isinstance(given, Mapping):
             for key in given:
-                if key not in cls.model_fields:
+                if key not in cls.__pydantic_fields__:
                     name = str(key)[:40]
                     raise PydanticCustomError("extra", "leave out {name}", {"name": name})
         return given

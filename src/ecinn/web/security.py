@@ -136,9 +136,13 @@ class RefusedError(Exception):
     def __init__(self, status: int, line: str, reason: str) -> None:
         """Args: reason: the label of the metric."""
         super().__init__(line)
-        self.reason = reason
-        headers = _CLOSE | ({"Retry-After": "1"} if status == 429 else {})
-        self.answer = error_answer(status, line, headers)
+        self.reason, self._status = reason, status
+
+    @property
+    def answer(self) -> Response:
+        """The answer, made when it is needed: every request prepares refusals."""
+        headers = _CLOSE | ({"Retry-After": "1"} if self._status == 429 else {})
+        return error_answer(self._status, str(self), headers)
 
 
 class DisconnectedError(Exception):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import ipaddress
 import logging
 import os
@@ -24,6 +25,9 @@ from ecinn.web.security import Hardened, error_answer
 from ecinn.web.settings import Settings
 
 log = logging.getLogger("ecinn.web")
+
+BACKLOG = 1024
+"""Connections that wait to be accepted."""
 
 _RETRY = {"Connection": "close", "Retry-After": "5"}
 _TOO_MANY = {
@@ -52,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=1024)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
@@ -72,6 +76,9 @@ def run(app: FastAPI, listening: socket.socket, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then finish the requests in progress."""
     _allow_files(2 * settings.connections + 256)
     _share_arenas()
+    # What is there now stays: the collector need not look at it again after every few requests.
+    gc.collect()
+    gc.freeze()
     server = _Server(configuration(app, settings))
     # Uvicorn raises the signal again after shutdown: ignore it, so that a stop is no failure.
     before = {kind: signal.signal(kind, lambda *_: None) for kind in _STOPS}
@@ -83,6 +90,13 @@ def run(app: FastAPI, listening: socket.socket, settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept one connection at a time, so that several workers get their share of them."""
+        self.config.backlog = 1
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)  # asyncio has set it to the number accepted at a time
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Finish the requests in progress; a second Ctrl-C ends at once and quietly."""
         if self.should_exit and sig == signal.SIGINT:
@@ -117,6 +131,7 @@ def fork_workers(count: int) -> int:
     """
     if not hasattr(os, "fork"):
         raise InputError("several workers need Linux or macOS: leave out --workers")
+    gc.freeze()  # or its marks would make copies of the shared memory
     workers: dict[int, int] = {}
     stopped: list[int] = []
 

@@ -2,7 +2,7 @@
 
 import { ALPHA_1, explain } from "./answers.js";
 import { gif } from "./gif.js";
-import { article, percent } from "./sentences.js";
+import { percent, withArticle } from "./words.js";
 
 const [INK, MUTED, PAPER] = ["#1c2026", "#626a74", "#fff"];
 const TILE = 112;
@@ -32,7 +32,7 @@ function write(context, words, x, y, size, colour = INK, align = "left") {
 
 function question({ kind }, p, q) {
   if (kind === "dots") return `Why is this labelled ${p} and not ${q}?`;
-  return `Why is this ${article(p)} and not ${article(q)}?`;
+  return `Why is this ${withArticle(p)} and not ${withArticle(q)}?`;
 }
 
 /** The service corrects α wherever a confidence is requested, also by default. */

@@ -1,14 +1,14 @@
 /** Pictures in and out: files as grey values, values as PNG files, heatmaps in colour. */
 
+import { readPicture } from "./photo.js";
+
 const ADDED = [178, 24, 43];
 const REMOVED = [33, 102, 172];
 const PERCENTILE = 99.5;
 
 /** A file as grey values on white, as Pillow converts colours. */
 export async function greyOf(blob) {
-  const bitmap = await createImageBitmap(blob).catch(() => {
-    throw new Error("This file is not a picture: use a PNG, JPEG or WebP.");
-  });
+  const bitmap = await readPicture(blob);
   const { width, height } = bitmap;
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   context.fillStyle = "#fff";

@@ -1,16 +1,6 @@
 /** What the service says in words; tests compare both. */
 
-/** A probability, without rounding up to 100 % or down to 0 %. */
-export function percent(share) {
-  if (share > 0.9995) return "> 99.9 %";
-  return share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
-}
-
-/** A digit with its article, and other names as they are. */
-export function article(name) {
-  if (!/^\d+$/.test(name)) return name;
-  return /^8|^1[18]$/.test(name) ? `an ${name}` : `a ${name}`;
-}
+import { named, percent } from "./words.js";
 
 export function requestWords(confidence, byDefault) {
   if (confidence === "alpha_1") return "α₁ (the paper's)";
@@ -25,9 +15,9 @@ export function cautionOf({ out_of_distribution: { reasons } }, flagged) {
 }
 
 /** Describes one counterfactual, the most important first. */
-export function sentencesOf({ classes, kind }, found, caution) {
+export function sentencesOf(about, found, caution) {
   const { p, q, confidence, reachable, asRequested, tipping, end, request } = found;
-  const name = classes.map(kind === "dots" ? (each) => `label ${each}` : article);
+  const name = about.classes.map((_, label) => named(about, label));
   const winner = end.stored.indexOf(Math.max(...end.stored));
   const lines = [`The stored image is classified as ${name[winner]} (${percent(end.stored[winner])}).`];
   if (winner !== q) lines.push(`The target, ${name[q]}, was not reached.`);

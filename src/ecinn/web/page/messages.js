@@ -11,6 +11,8 @@ export function notice(words, retry = null) {
   at("notice-retry").onclick = retry;
 }
 
+at("notice-close").onclick = () => notice("");
+
 let speaking;
 
 /** For screen readers, once nothing changes any more. */
@@ -19,7 +21,12 @@ export function say(words) {
   speaking = setTimeout(() => (at("spoken").textContent = words), 500);
 }
 
-/** Runs work that may fail; shows the failure with a button to try again. */
+/** True if the same request may be answered later: the picture itself is not at fault. */
+function mayPass({ status = 500 }) {
+  return status >= 500 || status === 429;
+}
+
+/** Runs work that may fail; shows the failure, with a button to try again if that may help. */
 export async function attempt(work) {
   try {
     await work();
@@ -27,10 +34,11 @@ export async function attempt(work) {
     if (error.name === "AbortError") return;
     if (at("stage").ariaBusy === "true") at("stage").dataset.state = "stale";
     at("stage").ariaBusy = "false";
-    notice(error.message, () => {
+    const again = () => {
       notice("");
       attempt(work);
-    });
+    };
+    notice(error.message, mayPass(error) ? again : null);
   }
 }
 

@@ -119,11 +119,11 @@ export function showGrid(grid, model, targets, choose) {
     }
     const caption = make("span", "card-words");
     const failed = each.explained === false ? ", not explained" : "";
-    caption.append(make("b", "", short(model, each.target)), ` ${percent(share)}${failed}`);
+    const words = [short(model, each.target), `${percent(share)}${failed}`];
+    caption.append(make("b", "", words[0]), " ", make("span", "", words[1]));
     card.append(caption);
     card.toggleAttribute("data-missed", !(each.explained ?? each.convincing.reached));
-    const words = `Changed into ${named(model, each.target)}, ${percent(share)}${failed}`;
-    card.setAttribute("aria-label", words);
+    card.setAttribute("aria-label", `Changed into ${named(model, each.target)}, ${words[1]}`);
     card.addEventListener("click", () => choose(each.target));
     return card;
   });

@@ -70,7 +70,8 @@ export async function readPicture(blob) {
   try {
     return await createImageBitmap(blob);
   } catch {
-    throw new Error("This file is not a picture: use a PNG, JPEG or WebP.");
+    const error = new Error("This file is not a picture: use a PNG, JPEG or WebP.");
+    throw Object.assign(error, { status: 415 });
   }
 }
 

@@ -4,8 +4,20 @@ import { percent } from "./words.js";
 
 /** Distance, as a share of the slider, within which it snaps to a stop. */
 const PULL = 0.012;
-/** Stops that are closer than this, in pixels, have no room for both names between them. */
-const CROWDED = 130;
+/** Where the names of the stops stand beside their marks; the first that has room is taken.
+ * Bare stops have no name. */
+const LEANS = [
+  ["right", "middle", "left", "left"],
+  ["right", "left", "left", "left"],
+  ["right", "left", "right", "bare"],
+  ["bare", "middle", "left", "left"],
+  ["bare", "left", "right", "bare"],
+  ["bare", "right", "left", "left"],
+];
+/** Pixels of a name to the left of its mark, as a share of its width. */
+const LEFT = { right: 0, middle: 0.5, left: 1, bare: 0 };
+/** Smallest distance between two names, in pixels. */
+const APART = 7;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -63,14 +75,30 @@ export class Slider {
     return button;
   }
 
-  /** Places the names of stops that are close together on their outer sides. */
+  /** Places the names of the stops so that none covers another. */
   align() {
-    const width = this.stops.clientWidth;
-    const [, second, third] = this.marks.map(({ alpha }) => (width * alpha) / this.end);
-    let leans = ["right", "middle", "left", "left"];
-    if (second < 0.7 * CROWDED) leans = ["bare", "right", "left", "left"];
-    else if (third - second < CROWDED) leans = ["right", "left", "right", "bare"];
-    [...this.stops.children].forEach((button, i) => (button.dataset.lean = leans[i]));
+    const buttons = [...this.stops.children];
+    const words = document.createRange();
+    const widths = buttons.map((button) => {
+      button.dataset.lean = "middle"; // bare ones have no width
+      words.selectNodeContents(button);
+      return words.getBoundingClientRect().width;
+    });
+    const places = this.marks.map(({ alpha }) => (this.stops.clientWidth * alpha) / this.end);
+    /** The smallest distance between neighbours, or to the right end. */
+    const room = (leans) => {
+      const gaps = [APART];
+      let end = -Infinity;
+      places.forEach((place, i) => {
+        if (leans[i] === "bare") return;
+        gaps.push(place - LEFT[leans[i]] * widths[i] - end);
+        end = place + (1 - LEFT[leans[i]]) * widths[i];
+      });
+      return Math.min(...gaps, this.stops.clientWidth - end + APART);
+    };
+    const rooms = LEANS.map(room);
+    const leans = LEANS[rooms.indexOf(Math.max(...rooms))];
+    buttons.forEach((button, i) => (button.dataset.lean = leans[i]));
   }
 
   /** The frame at this α, or that of a stop nearby. */

@@ -17,13 +17,18 @@ export function brief(share) {
 }
 
 function article(name) {
-  return /^(8|11|18)/.test(name) ? "an" : "a";
+  return /^8|^1[18]$/.test(name) ? "an" : "a";
+}
+
+/** A digit with its article, and other names as they are. */
+export function withArticle(name) {
+  return /^\d+$/.test(name) ? `${article(name)} ${name}` : name;
 }
 
 /** The class in a sentence: an 8, label 4, smiling. */
 export function named(model, label) {
   const name = model.classes[label];
-  if (model.kind === "digits") return `${article(name)} ${name}`;
+  if (model.kind === "digits") return withArticle(name);
   return model.kind === "dots" ? `label ${name}` : name;
 }
 
