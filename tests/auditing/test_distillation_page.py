@@ -86,3 +86,14 @@ def test_a_large_share_not_explained_is_a_caution(
     page = render_distillation(replace(distilled, agreement=agreement), "")
     assert ('<section class="cautions">' in page) == cautious
     assert f"{100 * (1 - missed):.1f} %</b>" in page
+
+
+@pytest.mark.parametrize(("share", "doubtful"), [(0.56, True), (0.79, True), (0.8, False)])
+def test_a_student_that_disagrees_too_often_is_told(
+    distilled: Distilled, share: float, *, doubtful: bool
+) -> None:
+    agreement = replace(distilled.agreement, agreement=Interval(share, 0.5, 0.9, 100))
+    assert bool(agreement.caution) == doubtful
+    assert agreement.sentences()[-1].startswith("take care") == doubtful
+    page = render_distillation(replace(distilled, agreement=agreement), "")
+    assert ("too seldom" in page) == doubtful

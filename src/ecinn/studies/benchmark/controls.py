@@ -376,6 +376,7 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
     right.set(
         ylabel="change ÷ that of an average place", title="What the audit of the student finds"
     )
+    right.set_ylim(top=1.5 * right.get_ylim()[1])  # room for the legend
     right.axhline(1, color="#777777", linestyle="--", linewidth=1, label="average place")
     for axes in (left, right):
         axes.set_xlabel("dose: training cues that agree with the label, %")
