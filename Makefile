@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 help:
 	@echo "make demo       explain a handwritten three against all other digits"
 	@echo "make quick      the fast tests: about a minute"
-	@echo "make test       all checks and tests: about eight minutes"
+	@echo "make test       all checks and tests: about five minutes"
 	@echo "make check      formatting, lint, types and import contracts"
 	@echo "make docs       build the documentation site; broken links fail"
 	@echo "make serve      the web page and API on http://127.0.0.1:8000"
