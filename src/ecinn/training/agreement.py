@@ -28,7 +28,7 @@ eight counterfactuals twice, with one to spare."""
 
 ENOUGH_AGREEMENT = 0.8
 """Share of equal predictions below which a student does not speak for its classifier. Our choice:
-in the controls, the audit of a student with 56 % missed a shortcut, those with 90 % did not."""
+in the controls, audits of students with 56 and 63 % missed a shortcut, one with 85 % did not."""
 EXAMPLES = 10
 
 Answers = Float[Tensor, "batch classes"]
