@@ -43,7 +43,7 @@ def test_the_page_shows_all_numbers_and_twenty_examples(distilled: Distilled) ->
         "flipped, before correction": a.flipped,
         "flipped, corrected": a.flipped_after,
         "not explained": a.not_explained,
-        "as sure of unchanged images": a.sure,
+        "unchanged images predicted as confidently": a.sure,
         "… within 0.05": a.within_after,
         **a.by_class,
     }
@@ -94,6 +94,6 @@ def test_a_student_that_disagrees_too_often_is_told(
 ) -> None:
     agreement = replace(distilled.agreement, agreement=Interval(share, 0.5, 0.9, 100))
     assert bool(agreement.caution) == doubtful
-    assert agreement.sentences()[-1].startswith("take care") == doubtful
+    assert agreement.sentences()[-1].startswith("Take care") == doubtful
     page = render_distillation(replace(distilled, agreement=agreement), "")
-    assert ("too seldom" in page) == doubtful
+    assert ("too rarely" in page) == doubtful

@@ -19,8 +19,8 @@ from ecinn.pixels import Images, Labels
 GPU_PART = 2048
 """Images per pass on a GPU, which bounds memory."""
 CPU_FLOATS = 800_000
-"""Values of the largest feature map per pass on a CPU, 127 digits or 9 faces: larger parts exceed
-the caches and run at up to half the speed."""
+"""Size of the largest feature map per pass on a CPU (127 digits or 9 faces): larger parts exceed
+the caches and can be half as fast."""
 
 
 class GenerativeClassifier(nn.Module):

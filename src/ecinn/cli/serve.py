@@ -42,7 +42,8 @@ def serve(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes; as many as cores for many visitors.")
+        int,
+        typer.Option(min=1, max=256, help="Number of processes; one per core for many visitors."),
     ] = 1,
 ) -> None:
     """Serve a page to explore counterfactuals, and an API; Ctrl-C stops it.
@@ -82,9 +83,7 @@ def serve(
             ask_classifiers=classifier,
             load=lambda recipe, path: load_images(recipe, "test", celeba, model=path),
         )
-        if (
-            workers > 1 and shared
-        ):  # before classifiers are loaded: a fork has none of their threads
+        if workers > 1 and shared:  # before classifiers start threads, which a fork loses
             worker = fork_workers(workers)
         if worker:
             err.quiet = out.quiet = True  # the first one speaks for all

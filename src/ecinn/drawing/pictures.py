@@ -30,7 +30,7 @@ PERCENTILE = 99.5
 """Percentile of a map drawn in full colour: all but four pixels of a digit, twenty of a face."""
 
 SMALL = 3 * 32 * 32
-"""Values of an image that is not filtered before it is compressed: a digit, in colour."""
+"""Largest number of values that are compressed without a row filter: a digit in colour."""
 
 Array = NDArray[np.uint8]
 

@@ -20,7 +20,7 @@ RESERVED = 1
 NEAREST_END = 0.1
 """Smallest share of a bracket between a new point and its ends."""
 GOLDEN = 0.382
-"""Golden section: share of an interval between its better end and a new point."""
+"""Golden-section ratio: a new point lies this share of an interval away from its better end."""
 STEPS = (0.1, 0.5)
 """First smallest, and largest step in α beyond the last point, as long as there is no bracket;
 the smallest doubles every time."""

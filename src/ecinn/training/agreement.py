@@ -27,7 +27,7 @@ QUERIES_PER_IMAGE = 20
 eight counterfactuals twice, with one to spare."""
 
 ENOUGH_AGREEMENT = 0.8
-"""Share of equal predictions below which a student does not speak for its classifier. Our choice:
+"""Smallest share of equal predictions with which a student speaks for its classifier. Our choice:
 in the controls, audits of students with 56 and 63 % missed a shortcut, one with 85 % did not."""
 EXAMPLES = 10
 
@@ -101,8 +101,8 @@ class Agreement:
     """Share of counterfactuals that it does not read as requested even then, or only far outside
     (`Explanation.explained`)."""
     sure: Interval
-    """Share of the images themselves of which the classifier is as sure as requested: where it
-    seldom is, counterfactuals cannot convince it more than real images do."""
+    """Share of unchanged images that the classifier predicts with at least the requested
+    confidence: where it is low, few counterfactuals can reach that confidence."""
     correlation: Interval
     """Pearson's r of requested confidences and the classifier's, at the student's α."""
     correlation_after: Interval
@@ -128,12 +128,12 @@ class Agreement:
 
     @property
     def caution(self) -> str:
-        """Say that the student does not know the classifier well enough; empty if it does."""
+        """Warning that the student agrees with the classifier too rarely; empty if it does not."""
         if self.agreement.mean >= ENOUGH_AGREEMENT:
             return ""
         return (
-            f"take care: the student agrees with {self.classifier} too seldom to show what it "
-            "looks at. Train it on more images, for longer, or without the layers of another model"
+            f"Take care: the student agrees with {self.classifier} too rarely to show what it "
+            "looks at. Train it longer, on more images, or without the layers of another model."
         )
 
     def sentences(self) -> tuple[str, ...]:
@@ -145,9 +145,9 @@ class Agreement:
             f"by {self.path_difference.mean:.4f} along paths",
             f"counterfactuals, {self.requested}, that {self.classifier} reads as the target: "
             f"{_share(self.flipped)}, corrected {_share(self.flipped_after)}",
-            f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}; of the "
-            f"images themselves, {self.classifier} is as sure as requested of "
-            f"{_share(self.sure)}",
+            f"not explained: {_share(self.not_explained)} of {self.not_explained.n:,}; "
+            f"{self.classifier} predicts {_share(self.sure)} of the unchanged images with the "
+            "requested confidence",
             f"requested and obtained confidence: r {_number(self.correlation)}, corrected "
             f"{_number(self.correlation_after)}, {_share(self.within_after)} within 0.05",
             f"{self.queries_per_counterfactual.mean:.1f} queries per counterfactual",

@@ -45,7 +45,7 @@ from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, stude
 
 REPORT_FILE = "distillation.json"
 AROUND = (-0.35, 1.0)
-"""Distances in α between tipping points and the points on whose answers τ is fitted: from before
+"""Range of α, relative to the tipping point, of the path points that τ is fitted to: from before
 the tie to beyond what a student requests. Chosen on validation digits and clothes."""
 FARTHEST_FITTED = 2.0
 """Largest α of these points."""
@@ -275,8 +275,8 @@ def fit_tau_on_paths(
 ) -> Checkpoint:
     """Fit τ to the answers on a stored point of the path of every held-out image.
 
-    Requests lead along paths, where a student that did not learn there is too sure. On the images
-    themselves, where both are sure, it is then less sure than the classifier.
+    Explanations move along paths, where a student that was not trained on them is overconfident.
+    In exchange, it becomes underconfident on the images themselves.
     """
     model = Model(checkpoint, device)
     few = min(PATH_IMAGES, len(images))

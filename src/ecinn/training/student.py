@@ -31,8 +31,8 @@ CONTINUED = FineTuning(
 """Training of a student that starts from another model, if epochs are requested: by default only
 its class means and temperature are fitted. Chosen on validation digits, with few images."""
 MANY_IMAGES = 20_000
-"""So many pictures are not augmented: a student learns answers to the pictures themselves, and a
-classifier may answer otherwise if they are shifted. Of fewer, it would learn each by heart."""
+"""Number of images from which on a student's images are not augmented: the classifier may answer
+differently about a shifted image. With fewer images, the student would memorise them."""
 PATH_IMAGES = 500
 """Held-out images on whose paths the temperature is fitted."""
 REPORT_IMAGES = 300

@@ -49,8 +49,8 @@ class Metrics:
         self.queue = Gauge("ecinn_queue", "Waiting requests.", ["queue"], registry=registry)
 
     def name_worker(self, number: int, count: int) -> None:
-        """Say which process these metrics are of: each worker counts for itself."""
-        told = "The process that all metrics of this answer are of; others count for themselves."
+        """Add a metric that names the worker process: each worker counts for itself."""
+        told = "Worker process of these metrics; each worker counts its own requests."
         names = ["worker", "workers"]
         Gauge("ecinn_worker", told, names, registry=self.registry).labels(number, count).set(1)
 

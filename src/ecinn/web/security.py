@@ -140,7 +140,7 @@ class RefusedError(Exception):
 
     @property
     def answer(self) -> Response:
-        """The answer, made when it is needed: every request prepares refusals."""
+        """Response, built only when needed, because every request prepares refusals."""
         headers = _CLOSE | ({"Retry-After": "1"} if self._status == 429 else {})
         return error_answer(self._status, str(self), headers)
 

@@ -76,7 +76,7 @@ def run(app: FastAPI, listening: socket.socket, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then finish the requests in progress."""
     _allow_files(2 * settings.connections + 256)
     _share_arenas()
-    # What is there now stays: the collector need not look at it again after every few requests.
+    # Exclude what is loaded now from garbage collection: it stays until the end.
     gc.collect()
     gc.freeze()
     server = _Server(configuration(app, settings))
@@ -131,7 +131,7 @@ def fork_workers(count: int) -> int:
     """
     if not hasattr(os, "fork"):
         raise InputError("several workers need Linux or macOS: leave out --workers")
-    gc.freeze()  # or its marks would make copies of the shared memory
+    gc.freeze()  # the collector would touch, and so copy, the shared memory
     workers: dict[int, int] = {}
     stopped: list[int] = []
 

@@ -150,7 +150,7 @@ def run_controls(
 
 @dataclass(frozen=True)
 class Study:
-    """How classifiers and students are trained."""
+    """Train classifiers, distil them, and audit or explain their students."""
 
     size: Size
     seed: int
