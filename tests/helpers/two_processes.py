@@ -50,7 +50,7 @@ def tiny_recipe() -> Recipe:
         epochs=2,
         batch_size=BATCH,
         learning_rate=1e-2,
-        sgd=SGD(milestones=(1,)),  # Adam would enlarge rounding errors
+        sgd=SGD(milestones=(0.5,)),  # Adam would enlarge rounding errors
         gradient_clip=0.5,
         ema_decay=0.9,
         attribute_weight=1.0,

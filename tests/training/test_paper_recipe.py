@@ -40,7 +40,7 @@ def recipe() -> Recipe:
         ),
         epochs=3,
         batch_size=32,
-        sgd=dataclasses.replace(MNIST_PAPER.sgd, milestones=(1,)),
+        sgd=dataclasses.replace(MNIST_PAPER.sgd, milestones=(1 / 3,)),
     )
 
 
@@ -62,7 +62,7 @@ def test_a_step_is_gradient_descent_with_momentum(recipe: Recipe, data: Dataset)
     for epoch, rate in ((0, 0.07), (0, 0.07), (1, 0.007)):
         order = step.begin_epoch(epoch)
         torch.manual_seed(7)  # dropout
-        step(order[:32], 0.5, 0)
+        step(order[:32], epoch / 3, 0)
         torch.manual_seed(7)
         twin.zero_grad()
         batch_loss(twin, x, labels, recipe).loss.backward()
@@ -89,14 +89,15 @@ def test_a_step_is_gradient_descent_with_momentum(recipe: Recipe, data: Dataset)
 
 
 def test_the_rate_falls_to_a_tenth_after_each_milestone() -> None:
-    assert [learning_rate(MNIST_PAPER, 0.0, epoch) for epoch in (0, 49)] == [0.07, 0.07]
-    assert learning_rate(MNIST_PAPER, 0.9, 50) == pytest.approx(0.007)
-    assert learning_rate(MNIST_PAPER, 1.0, 59) == pytest.approx(0.007)
-    twice = dataclasses.replace(MNIST_PAPER, sgd=SGD((2, 4)))
-    rates = [learning_rate(twice, 0.0, epoch) for epoch in range(6)]
+    steps = 453  # in an epoch; the paper divides after 50 of 60
+    for epoch, expected in ((0, 0.07), (49, 0.07), (50, 0.007), (59, 0.007)):
+        done = epoch * steps / (60 * steps)
+        assert learning_rate(MNIST_PAPER, done) == pytest.approx(expected)
+    assert learning_rate(MNIST_PAPER, (50 * steps - 1) / (60 * steps)) == 0.07
+    twice = dataclasses.replace(MNIST_PAPER, sgd=SGD((2 / 6, 4 / 6)))
+    rates = [learning_rate(twice, epoch / 6) for epoch in range(6)]
     assert rates == pytest.approx([0.07, 0.07, 0.007, 0.007, 0.0007, 0.0007])
-    # Without milestones the share of the run decides, whatever the epoch.
-    assert learning_rate(MNIST, 0.55, 0) == pytest.approx(MNIST.learning_rate / 2)
+    assert learning_rate(MNIST, 0.55) == pytest.approx(MNIST.learning_rate / 2)
 
 
 def test_the_stored_model_is_the_last_one_with_its_statistics(

@@ -42,8 +42,8 @@ class FineTuning:
 class SGD:
     """Stochastic gradient descent with momentum, as in IB-INN and the paper."""
 
-    milestones: tuple[int, ...]
-    """Epochs after which the learning rate is divided by ten."""
+    milestones: tuple[float, ...]
+    """Shares of the run after which the learning rate is divided by ten."""
     momentum: float = 0.9
     """Momentum of all weights except the class means, which have none."""
     means_lr_factor: float = 1.0
@@ -206,7 +206,7 @@ MNIST_PAPER = Recipe(
     batch_size=128,  # IB-INN
     learning_rate=0.07,  # paper
     # Milestone: paper. Momentum and the means' learning rate: IB-INN.
-    sgd=SGD(milestones=(50,), momentum=0.9, means_lr_factor=3.0),
+    sgd=SGD(milestones=(50 / 60,), momentum=0.9, means_lr_factor=3.0),
     weight_decay=1e-4,  # IB-INN: for all weights except the means
     gradient_clip=8.0,  # IB-INN
     ema_decay=0.0,  # IB-INN: none

@@ -63,7 +63,6 @@ class OptimisationStep:
         self.answers = None if data.answers is None else data.answers.to(device)
         self.attribute = data.attribute
         self.generator = torch.Generator(device)
-        self.epoch = 0
         optimisers = (state.optimiser, state.attribute_optimiser)
         self.optimisers = [optimiser for optimiser in optimisers if optimiser is not None]
         # A captured graph has no arguments: the inputs of a step are kept in tensors.
@@ -95,7 +94,6 @@ class OptimisationStep:
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""
-        self.epoch = epoch
         seed = self.recipe.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
@@ -116,7 +114,7 @@ class OptimisationStep:
     def __call__(self, batch: Int[Tensor, " batch"], done: float, number: int) -> None:
         """Take step `number` of the run, of which the share `done` is completed."""
         self.load_batch(batch)
-        rate = learning_rate(self.recipe, done, self.epoch) / 2 ** len(self.state.restarts)
+        rate = learning_rate(self.recipe, done) / 2 ** len(self.state.restarts)
         self._set_learning_rate(rate)
         self.ema_weight.fill_(ema_weight(self.recipe.ema_decay, number))
         if self.graph is None:
@@ -316,11 +314,11 @@ def balanced_order(labels: Labels, generator: torch.Generator) -> Int[Tensor, " 
     return order[torch.randperm(len(order), generator=generator)]
 
 
-def learning_rate(recipe: Recipe, done: float, epoch: int) -> float:
-    """Return the learning rate in an epoch, counted from 0, when a share of the run is done."""
+def learning_rate(recipe: Recipe, done: float) -> float:
+    """Return the learning rate when a share of the run is done."""
     if recipe.sgd is None:
         return recipe.learning_rate * cosine_schedule(done, recipe.warm_up)
-    passed = sum(epoch >= milestone for milestone in recipe.sgd.milestones)
+    passed = sum(done >= milestone for milestone in recipe.sgd.milestones)
     return recipe.learning_rate * 0.1**passed
 
 
