@@ -40,11 +40,10 @@ from ecinn.studies.benchmark.authors_files import (
     load_authors,
     load_autoencoders,
 )
-from ecinn.studies.benchmark.authors_scores import Scorer
 from ecinn.studies.benchmark.authors_scores import score as score_as_published
 from ecinn.studies.benchmark.quality import (
+    Panel,
     find_judges,
-    judge,
     predicted_classes,
     random_of_class,
     real_at_distance,
@@ -207,7 +206,7 @@ def test_an_error_in_one_batch_leaves_the_others(mnist, digits, judges) -> None:
     assert made.exists.tolist() == [True] * 4 + [False] * 4 + [True] * 2
     assert made.errors == ("MemoryError: ",)
     assert not made.images[4:8].any()
-    bench = Bench(mnist, digits, judges)
+    bench = Bench(mnist, digits, Panel.of(judges, digits.images, "mnist"))
     row = score(bench, "x", pairs, made)
     assert row.raised == 4
     assert row.failed == int(((pairs.q % 2 == 0) & made.exists).sum())
@@ -248,15 +247,13 @@ def test_real_images_are_of_the_class_they_stand_for(digits, generator) -> None:
 def test_planted_cue_is_judged_by_the_cue(judges) -> None:
     data = load_fake_mnist("test").first(30)
     q = (data.labels + 1) % 10
-    real = judges.features(data.images)
-    perfect = judge(
-        judges, data.images, FAKE_MNIST_CUE.paint(data.images, q), q, real, FAKE_MNIST_CUE
-    )
+    panel = Panel.of(judges, data.images, "fakemnist")
+    perfect, _ = panel.judge(data.images, FAKE_MNIST_CUE.paint(data.images, q), q)
     assert (perfect.truth.mean, perfect.inside.mean, perfect.oracles) == (1, 1, None)
     assert min(share.mean for share in perfect.kept.values()) > 0.9
     assert perfect.label_variation.mean < 0.02
     moved = data.images.flip(0)
-    elsewhere = judge(judges, data.images, moved, q, real, FAKE_MNIST_CUE)
+    elsewhere, _ = panel.judge(data.images, moved, q)
     assert elsewhere.truth.mean == float((data.labels.flip(0) == q).double().mean())
     squared = (moved.double() - data.images.double()).square()
     inside = squared[:, 0, :10, 0].sum(1) / squared.sum((1, 2, 3))
@@ -572,8 +569,10 @@ def test_differences_are_between_images_of_the_same_original(
 def test_asked_confidence_is_followed_along_the_curve(benchmark, mnist, digits, judges) -> None:
     ours = our_counterfactuals(mnist, benchmark)
     done: list[tuple[int, int]] = []
+    originals = benchmark.originals.images
+    panel = Panel.of(judges, originals, "mnist")
     low, high = confidence_curve(
-        mnist, Scorer(benchmark, blurring(), judges), ours, asked=(0.3, 0.99), images=4,
+        mnist, originals, ours, blurring(), panel, asked=(0.3, 0.99), limit=4,
         observe=lambda progress: done.append((progress.done, progress.total)),
     )  # fmt: skip
     assert done == [(1, 2), (2, 2)]

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from ecinn.data.planted import Cue
 from ecinn.drawing.table import Table
 from ecinn.drawing.words import NONE, show
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
+from ecinn.pixels import StoredImages
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.authors_files import (
     DATASETS,
@@ -29,14 +31,15 @@ from ecinn.studies.benchmark.authors_scores import (
     Comparison,
     Difference,
     Row,
-    Scorer,
     compare,
+    score,
     subtract,
 )
 from ecinn.studies.benchmark.quality import (
     CUES,
     PERFECT,
     REAL,
+    Panel,
     about_judges,
     predicted_classes,
     random_of_class,
@@ -117,16 +120,18 @@ def our_counterfactuals(
 
 def confidence_curve(
     model: Model,
-    scorer: Scorer,
+    images: StoredImages,
     ours: StoredCounterfactuals,
+    autoencoders: ClassAutoencoders,
+    panel: Panel,
     *,
     asked: Sequence[float] = ASKED,
-    images: int = CURVE_IMAGES,
+    limit: int = CURVE_IMAGES,
     observe: Observer = ignore,
 ) -> tuple[CurvePoint, ...]:
     """Score our counterfactuals of the first images at several asked confidences."""
-    usable = (~ours.failed).nonzero()[:, 0][:images]
-    originals, p, q = scorer.originals[usable], ours.p[usable], ours.q[usable]
+    usable = (~ours.failed).nonzero()[:, 0][:limit]
+    originals, p, q = images[usable], ours.p[usable], ours.q[usable]
     count = counter(observe, "asked confidences", len(asked))
     points = []
     for number, confidence in enumerate(asked, 1):
@@ -147,7 +152,7 @@ def confidence_curve(
                 n=len(q),
                 reachable=proportion(reachable),
                 obtained=normal_interval(obtained[reachable]),
-                row=scorer(made, usable[reachable]).row,
+                row=score(originals[reachable], made, autoencoders, panel).row,
             )
         )
     return tuple(points)
@@ -160,7 +165,6 @@ def score_authors(
     judges: Judges,
     *,
     limit: int | None = None,
-    seed: int = 0,
     with_curve: bool = True,
     observe: Observer = ignore,
 ) -> AuthorsResult:
@@ -168,20 +172,22 @@ def score_authors(
     whole, benchmark = benchmark, benchmark.first(limit)
     n = len(benchmark.originals)
     ours = our_counterfactuals(model, benchmark, observe)
-    scorer = Scorer(benchmark, autoencoders, judges)
-
-    references = _references(model, whole, scorer, ours, seed, observe)
+    originals = benchmark.originals.images
+    panel = Panel.of(judges, originals, DATASETS[benchmark.name])
+    references = _references(model, whole, ours, panel.cue, observe)
     made = [*benchmark.counterfactuals.values(), *references, ours]
     count, scores = counter(observe, "scoring", len(made)), []
     for number, each in enumerate(made, 1):
-        scores.append(scorer(each))
+        scores.append(score(originals, each, autoencoders, panel))
         count(number)
     theirs, our_scores = scores[: len(benchmark.counterfactuals)], scores[-1]
     others = scores[len(theirs) : -1]
     # GB and GL have targets of their own, so their images are not paired with ours.
     gen = list(benchmark.counterfactuals).index("GEN")
     paired = [theirs[gen], *(each for each in others if each.row.method != REAL)]
-    curve = with_curve and confidence_curve(model, scorer, ours, observe=observe)
+    curve: tuple[CurvePoint, ...] = ()
+    if with_curve:
+        curve = confidence_curve(model, originals, ours, autoencoders, panel, observe=observe)
     return AuthorsResult(
         name=benchmark.name,
         n=n,
@@ -197,29 +203,28 @@ def score_authors(
         differences=tuple(subtract(our_scores, other) for other in paired),
         target_is_prediction=int((ours.q == ours.p).sum()),
         other_prediction=int((ours.p != benchmark.counterfactuals["GEN"].p).sum()),
-        curve=curve or (),
+        curve=curve,
     )
 
 
 def _references(
     model: Model,
     whole: AuthorsBenchmark,
-    scorer: Scorer,
     ours: StoredCounterfactuals,
-    seed: int,
+    cue: Cue | None,
     observe: Observer,
 ) -> list[StoredCounterfactuals]:
     """Make references for the pairs of ours, classified by our model."""
-    originals, q = scorer.originals, ours.q.clamp(min=0)
-    generator = torch.Generator().manual_seed(seed)
+    originals, q = whole.originals.images[: len(ours.q)], ours.q.clamp(min=0)
+    generator = torch.Generator().manual_seed(0)
     references = {REAL: random_of_class(whole.originals, q, generator)}
-    if scorer.cue is None:
+    if cue is None:
         distances = metrics.elastic_net(originals, ours.images)
         wanted = torch.stack([torch.zeros_like(distances), distances], 1)
         real = real_at_distance(model.recipe.load("train"), originals, q, wanted)
         references |= {NEAREST: real[:, 0], AS_NEAR: real[:, 1]}
     else:
-        references[PERFECT] = scorer.cue.paint(originals, q)
+        references[PERFECT] = cue.paint(originals, q)
     made = []
     for name, images in references.items():
         predicted = predicted_classes(model, images, observe, f"classifying {name}")

@@ -1,6 +1,5 @@
 """Score counterfactuals as the authors did, image by image, and compare with published figures."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,12 @@ from ecinn.metrics.statistics import (
 )
 from ecinn.pixels import StoredImages
 from ecinn.studies.benchmark.authors_files import (
-    DATASETS,
     AuthorsBenchmark,
     ClassAutoencoders,
     Score,
     StoredCounterfactuals,
 )
-from ecinn.studies.benchmark.quality import CUES, Verdict, judge_each, summarise
-from ecinn.studies.judges import Judges, scaled
+from ecinn.studies.benchmark.quality import Panel, Verdict, distances
 
 METRICS = {
     "class_changed": "TargetClassValidity",
@@ -116,37 +113,37 @@ class Comparison:
 
 def score(
     originals: StoredImages,
-    counterfactuals: StoredCounterfactuals,
+    made: StoredCounterfactuals,
     autoencoders: ClassAutoencoders | None = None,
+    panel: Panel | None = None,
 ) -> Scored:
-    """Score counterfactuals of these originals as the authors did.
+    """Score counterfactuals of these originals as the authors did, and with our judges.
 
     The authors scale whole arrays to [−½, ½] by minimum and maximum. All of theirs span 0 to 255,
     so this equals k/255 − ½, which is used here: no image's score depends on another image.
     """
-    predicted, p, q = counterfactuals.predicted, counterfactuals.p, counterfactuals.q
-    kept = counterfactuals.kept
-    images = counterfactuals.images[kept]
+    kept, verdict = made.kept, None
+    originals, images, p, q = originals[kept], made.images[kept], made.p[kept], made.q[kept]
     of_all = {
-        "class_changed": metrics.class_changed(predicted, p),
-        "reached": metrics.reached(predicted, q),
+        "class_changed": metrics.class_changed(made.predicted, made.p),
+        "reached": metrics.reached(made.predicted, made.q),
     }
-    values: dict[str, Tensor] = {"elastic_net": metrics.elastic_net(originals[kept], images)}
-    if autoencoders is not None:
-        pixels, by_q = scaled(images), autoencoders.reconstruct(images, q[kept])
-        values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p[kept]))
-        values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
+    of_kept = distances(originals, images, p, q, autoencoders)
     intervals: dict[str, Any] = {name: proportion(v) for name, v in of_all.items()}
-    intervals |= {name: normal_interval(v) for name, v in values.items()}
-    published = {"class_changed": of_all["class_changed"], **values}
+    intervals |= {name: normal_interval(v) for name, v in of_kept.items()}
+    published = {"class_changed": of_all["class_changed"], **of_kept}
+    if panel is not None and len(images) > 1:
+        verdict, judged = panel.judge(originals, images, q)
+        of_kept |= judged
     row = Row(
-        method=counterfactuals.method,
-        failed=int(counterfactuals.failed.sum()),
-        black=int((~kept & ~counterfactuals.failed).sum()),
+        method=made.method,
+        failed=int(made.failed.sum()),
+        black=int((~kept & ~made.failed).sum()),
         as_published={METRICS[name]: _published_form(v.double()) for name, v in published.items()},
+        verdict=verdict,
         **intervals,
     )
-    return Scored(row, kept, of_all, values)
+    return Scored(row, kept, of_all, of_kept)
 
 
 def subtract(ours: Scored, other: Scored) -> Difference:
@@ -187,33 +184,3 @@ def compare(benchmark: AuthorsBenchmark, rows: Sequence[Row]) -> list[Comparison
         if (theirs := benchmark.published.get(metric, {}).get(row.method)) is not None
         and theirs.half_width is not None
     ]
-
-
-class Scorer:
-    """Scores counterfactuals of a benchmark with the authors' metrics and our judges."""
-
-    def __init__(
-        self, benchmark: AuthorsBenchmark, autoencoders: ClassAutoencoders, judges: Judges
-    ) -> None:
-        self.originals = benchmark.originals.images
-        self.cue = CUES.get(DATASETS[benchmark.name])
-        self._autoencoders = autoencoders
-        self._judges = judges
-        self._features = judges.features(self.originals)
-
-    def __call__(self, made: StoredCounterfactuals, rows: Tensor | slice = slice(None)) -> Scored:
-        """Score all counterfactuals, or those of these rows of the originals."""
-        originals, kept = self.originals[rows], made.kept
-        scored = score(originals, made, self._autoencoders)
-        if int(kept.sum()) < 2:
-            return scored
-        images = made.images[kept]
-        judged = judge_each(self._judges, originals[kept], images, made.q[kept], self.cue)
-        verdict = summarise(judged, self._judges.features(images), self._features)
-        values = {"truth": judged.truth, "inside": judged.inside, **judged.agreement}
-        known = {name: value for name, value in values.items() if value is not None}
-        return dataclasses.replace(
-            scored,
-            row=dataclasses.replace(scored.row, verdict=verdict),
-            of_kept={**scored.of_kept, **known},
-        )

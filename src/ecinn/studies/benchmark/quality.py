@@ -1,11 +1,11 @@
 """Independent judgements of counterfactuals: oracles, Fréchet distance, planted cues."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from ecinn import equations
@@ -18,7 +18,8 @@ from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages, to_uint8
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.judges import Judges, load_judges, shipped_judges
+from ecinn.studies.benchmark.authors_files import ClassAutoencoders
+from ecinn.studies.judges import Judges, load_judges, scaled, shipped_judges
 
 CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
 """Datasets whose class is a planted cue. Their judges recognise what the images show otherwise."""
@@ -57,9 +58,9 @@ class Verdict:
     """Jensen–Shannon divergence of the convolutional oracle's posteriors before and after."""
     frechet: Interval
     """Fréchet distance to the real images, on the features of the judges' network."""
-    truth: Interval | None
+    truth: Interval | None = None
     """Share whose cue says q."""
-    inside: Interval | None
+    inside: Interval | None = None
     """Share of the squared change inside the cue's region, over images that changed."""
 
     @property
@@ -69,69 +70,66 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Judgements:
-    """One value per judged image."""
+class Panel:
+    """Judges, the features of real images, and the cue if the class is a planted one."""
 
-    agreement: Mapping[str, Bool[Tensor, " batch"]]
-    """Whether each oracle sees q, or with a planted cue what it saw in the original."""
-    label_variation: Float[Tensor, " batch"]
-    truth: Bool[Tensor, " batch"] | None
-    """Whether the cue says q."""
-    inside: Float[Tensor, " batch"] | None
-    """Share of the squared change inside the cue's region; nan where nothing changed."""
+    judges: Judges
+    real_features: RealFeatures
+    cue: Cue | None = None
 
+    @classmethod
+    def of(cls, judges: Judges, real: StoredImages, dataset: str) -> "Panel":
+        """Compare counterfactuals with these real images of a dataset."""
+        return cls(judges, judges.features(real), CUES.get(dataset))
 
-def judge(
-    judges: Judges,
-    originals: StoredImages,
-    images: StoredImages,
-    q: Labels,
-    real_features: RealFeatures,
-    cue: Cue | None = None,
-) -> Verdict:
-    """Judge counterfactuals without the classifier that they explain."""
-    judged = judge_each(judges, originals, images, q, cue)
-    return summarise(judged, judges.features(images), real_features)
+    def judge(
+        self, originals: StoredImages, images: StoredImages, q: Labels
+    ) -> tuple[Verdict, dict[str, Tensor]]:
+        """Judge counterfactuals without the classifier that they explain.
 
-
-def judge_each(
-    judges: Judges,
-    originals: StoredImages,
-    images: StoredImages,
-    q: Labels,
-    cue: Cue | None = None,
-) -> Judgements:
-    """Judge counterfactuals one by one."""
-    before, after = judges.scores(originals), judges.scores(images)
-    variation = metrics.label_variation_score(
-        before[MAIN_ORACLE].softmax(1), after[MAIN_ORACLE].softmax(1)
-    )
-    expected = {family: q if cue is None else s.argmax(1) for family, s in before.items()}
-    agreement = {
-        family: metrics.oracle_agrees(scores, expected[family]) for family, scores in after.items()
-    }
-    truth = inside = None
-    if cue is not None:
+        Returns:
+            The verdict on all images, and what it counts or averages for every single one: whether
+            each oracle agrees and, with a planted cue, truth and the share inside its region,
+            which is nan where nothing changed.
+        """
+        cue, before, after = self.cue, self.judges.scores(originals), self.judges.scores(images)
+        expected = {family: q if cue is None else s.argmax(1) for family, s in before.items()}
+        agreement: dict[str, Tensor] = {
+            family: metrics.oracle_agrees(scores, expected[family])
+            for family, scores in after.items()
+        }
+        posteriors = (scores[MAIN_ORACLE].softmax(1) for scores in (before, after))
+        shares = {family: proportion(agrees) for family, agrees in agreement.items()}
+        verdict = Verdict(
+            oracles=shares if cue is None else None,
+            kept=None if cue is None else shares,
+            label_variation=normal_interval(metrics.label_variation_score(*posteriors)),
+            frechet=metrics.frechet_distance(self.judges.features(images), self.real_features),
+        )
+        if cue is None:
+            return verdict, agreement
         truth = cue.read(images) == q
         change = (images.float() - originals.float()) / 255
         inside = metrics.share_inside(change, cue.mask.to(images.device))
-    return Judgements(agreement, variation, truth, inside)
+        changed = inside[~inside.isnan()]
+        verdict = replace(verdict, truth=proportion(truth), inside=normal_interval(changed))
+        return verdict, {"truth": truth, "inside": inside, **agreement}
 
 
-def summarise(
-    judged: Judgements, features: RealFeatures, real_features: Float[Tensor, "others features"]
-) -> Verdict:
-    """Reduce judgements and features of counterfactuals to shares, means and a distance."""
-    agreement = {family: proportion(agrees) for family, agrees in judged.agreement.items()}
-    planted, inside = judged.truth is not None, judged.inside
-    return Verdict(
-        oracles=None if planted else agreement,
-        kept=agreement if planted else None,
-        label_variation=normal_interval(judged.label_variation),
-        frechet=metrics.frechet_distance(features, real_features),
-        truth=None if judged.truth is None else proportion(judged.truth),
-        inside=None if inside is None else normal_interval(inside[~inside.isnan()]),
-    )
+def distances(
+    originals: StoredImages,
+    images: StoredImages,
+    p: Labels,
+    q: Labels,
+    autoencoders: ClassAutoencoders | Judges | None,
+) -> dict[str, Tensor]:
+    """EN of every image and, with autoencoders that know the classes, IM1 and IM2."""
+    values: dict[str, Tensor] = {"elastic_net": metrics.elastic_net(originals, images)}
+    if autoencoders is not None:
+        pixels, by_q = scaled(images), autoencoders.reconstruct(images, q)
+        values["im1"] = metrics.im1(pixels, by_q, autoencoders.reconstruct(images, p))
+        values["im2"] = metrics.im2(pixels, by_q, autoencoders.reconstruct(images))
+    return values
 
 
 @torch.inference_mode()

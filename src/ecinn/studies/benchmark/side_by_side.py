@@ -14,7 +14,6 @@ from torch import Tensor
 from ecinn.attribution import search
 from ecinn.auditing.verdict import bits_per_dim
 from ecinn.data.dataset import Dataset, Split
-from ecinn.data.planted import Cue
 from ecinn.errors import InputError
 from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics import counterfactuals as metrics
@@ -23,19 +22,18 @@ from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.quality import (
-    CUES,
     MAIN_ORACLE,
     PERFECT,
     REAL,
-    RealFeatures,
+    Panel,
     SecondOpinion,
     Verdict,
-    judge,
+    distances,
     predicted_classes,
     random_of_class,
     second_opinion,
 )
-from ecinn.studies.judges import Judges, scaled
+from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
 BATCH_SIZE = 64
@@ -163,14 +161,8 @@ class Bench:
     model: Model
     data: Dataset
     """All images of the split."""
-    judges: Judges
+    panel: Panel
     seed: int = 0
-    cue: Cue | None = None
-
-    @functools.cached_property
-    def real_features(self) -> RealFeatures:
-        """Features of all images of the split."""
-        return self.judges.features(self.data.images)
 
     def bits_per_dim(self, images: StoredImages) -> Interval:
         """Mean code length under the model."""
@@ -262,18 +254,15 @@ def score(bench: Bench, name: str, pairs: Pairs, made: Made, *, timed: bool = Tr
 
 
 def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
-    judges = bench.judges
+    judges, planted = bench.panel.judges, bench.panel.cue is not None
     originals, images = pairs.images[made.exists], made.images[made.exists]
     p, q = pairs.p[made.exists], pairs.q[made.exists]
     values = {
-        "elastic_net": metrics.elastic_net(originals, images),
+        **distances(originals, images, p, q, None if planted else judges),
         "l1": metrics.l1(originals, images),
         "l2": metrics.l2(originals, images),
     }
-    if bench.cue is None:
-        by_q = judges.reconstruct(images, q)
-        values["im1"] = metrics.im1(scaled(images), by_q, judges.reconstruct(images, p))
-        values["im2"] = metrics.im2(scaled(images), by_q, judges.reconstruct(images))
+    if not planted:
         first = slice(COUT_IMAGES)
         values["cout"] = metrics.transition_curves(
             lambda batch: judges.scores(batch)[MAIN_ORACLE].softmax(1),
@@ -285,7 +274,7 @@ def _score_images(bench: Bench, pairs: Pairs, made: Made) -> ImageScores:
     return ImageScores(
         bits_per_dim=bench.bits_per_dim(images),
         diversity=_diversity(bench.data, images, q),
-        verdict=judge(judges, originals, images, q, bench.real_features, bench.cue),
+        verdict=bench.panel.judge(originals, images, q)[0],
         **{name: normal_interval(value) for name, value in values.items()},
     )
 
@@ -308,8 +297,8 @@ def _references(bench: Bench, pairs: Pairs) -> tuple[Scores, ...]:
     """Score real images of q, and for planted cues the perfect answer."""
     generator = torch.Generator().manual_seed(bench.seed)
     references = {REAL: random_of_class(bench.data, pairs.q, generator)}
-    if bench.cue is not None:
-        references[PERFECT] = bench.cue.paint(pairs.images, pairs.q)
+    if bench.panel.cue is not None:
+        references[PERFECT] = bench.panel.cue.paint(pairs.images, pairs.q)
     zeros = torch.zeros_like(pairs.q)
     rows = []
     for name, images in references.items():
@@ -335,8 +324,8 @@ def compare_methods(
 ) -> SideBySide:
     """Run and score every method; `keep` receives all results after each method."""
     require_known(methods, tuple(known))
-    cue = CUES.get(model.recipe.dataset)
-    bench = Bench(model, data, judges, seed, cue)
+    panel = Panel.of(judges, data.images, model.recipe.dataset)
+    bench = Bench(model, data, panel, seed)
     pairs = draw_pairs(model, data, n, seed)
     result = SideBySide(
         dataset=model.recipe.dataset,
@@ -347,10 +336,10 @@ def compare_methods(
         cout_images=min(COUT_IMAGES, n),
         originals_bits_per_dim=bench.bits_per_dim(pairs.images),
         originals_frechet=metrics.frechet_distance(
-            judges.features(pairs.images), bench.real_features
+            judges.features(pairs.images), panel.real_features
         ),
         opinion=second_opinion(
-            model, judges, pairs.images, pairs.q, seed=seed, cue=cue, observe=observe
+            model, judges, pairs.images, pairs.q, seed=seed, cue=panel.cue, observe=observe
         ),
         references=_references(bench, pairs),
         methods=(),

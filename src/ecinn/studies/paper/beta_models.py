@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint
@@ -18,7 +18,7 @@ from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
 from ecinn.pixels import StoredImages
-from ecinn.studies.benchmark.quality import MAIN_ORACLE, judge, predicted_classes
+from ecinn.studies.benchmark.quality import MAIN_ORACLE, Panel, predicted_classes
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
@@ -95,10 +95,9 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
 class Jury:
     """The pairs that every model explains, and the judges of the counterfactuals."""
 
-    judges: Judges
+    panel: Panel
     images: UInt8[Tensor, "pairs channels height width"]
     q: Int[Tensor, " pairs"]
-    real_features: Float[Tensor, "real features"]
 
     @classmethod
     def assemble(cls, judges: Judges, data: Dataset, seed: int = 0) -> "Jury":
@@ -107,7 +106,7 @@ class Jury:
         rows = torch.randperm(len(data), generator=generator)[:PAIRS]
         classes = len(data.class_names)
         q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
-        return cls(judges, data.images[rows], q, judges.features(data.images))
+        return cls(Panel(judges, judges.features(data.images)), data.images[rows], q)
 
     def judge(self, model: Model) -> dict[str, float | int]:
         """Measure `JUDGED` on stored α₁ counterfactuals; digits already read as q are left out."""
@@ -119,7 +118,7 @@ class Jury:
             .cpu()
             for some, target in zip(images.split(BATCH_SIZE), q.split(BATCH_SIZE), strict=True)
         ]
-        verdict = judge(self.judges, images, torch.cat(stored), q, self.real_features)
+        verdict, _ = self.panel.judge(images, torch.cat(stored), q)
         assert verdict.oracles is not None
         share = verdict.oracles[MAIN_ORACLE]
         values = (share.n, round(share.mean * share.n), verdict.frechet.mean)
