@@ -65,7 +65,7 @@ def distill(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of the first stage; by default 0 with --init-from."),
+        typer.Option(min=0, help="Of the first stage; 0 keeps the layers of --init-from."),
     ] = None,
     finetune_epochs: Annotated[
         int | None,
@@ -150,6 +150,7 @@ def distill(
             out_dir,
             source=classifier,
             init_from=start,
+            keep_layers=epochs == 0,
             report_images=report,
             order_given="classes" in options,
             device=target,

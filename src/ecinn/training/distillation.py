@@ -29,6 +29,7 @@ from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import (
+    ENOUGH_AGREEMENT,
     Agreement,
     ClassifierAccuracy,
     classifier_accuracy,
@@ -41,7 +42,14 @@ from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
 from ecinn.training.networks import digest
-from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, student_recipe
+from ecinn.training.student import (
+    PATH_IMAGES,
+    REPORT_IMAGES,
+    affordable,
+    continued_epochs,
+    kept_agreement,
+    student_recipe,
+)
 
 REPORT_FILE = "distillation.json"
 AROUND = (-0.35, 1.0)
@@ -82,6 +90,7 @@ def distill_classifier(
     *,
     source: Path | None = None,
     init_from: Checkpoint | None = None,
+    keep_layers: bool = False,
     report_images: int = REPORT_IMAGES,
     labelled: bool = True,
     order_given: bool = False,
@@ -94,7 +103,9 @@ def distill_classifier(
 
     Args:
         source: the classifier's file, which is copied into the folder.
-        init_from: model whose layers initialise the student's.
+        init_from: model whose layers initialise the student's. Without epochs, they are kept if
+            the student agrees with the classifier often enough, and trained otherwise.
+        keep_layers: keep them in any case.
         report_images: held-out images on whose paths student and classifier are compared.
         labelled: the labels are true, so that the classifier's accuracy can be measured.
         order_given: the user has named the outputs: another order is mentioned, but not an error.
@@ -121,15 +132,28 @@ def distill_classifier(
                 answers[name] = ask(black_box, getattr(data, name), observe)
         _require_all_classes(answers["train"], data.train.class_names)
         keep_answers(black_box, data, answers, planned, folder)
+        taught = _relabelled(data.train, answers["train"])
+        held_out = _relabelled(data.validation, answers["validation"])
+        kept = recipe.epochs == 0 and recipe.finetuning is None and not keep_layers
+        if kept and init_from is not None:
+            share = kept_agreement(init_from, taught, held_out, device)
+            if share < ENOUGH_AGREEMENT:
+                recipe = replace(recipe, epochs=continued_epochs(len(taught)))
+                tell(
+                    f"with the layers of {init_from.recipe.name} as they are, student and "
+                    f"classifier would agree on only {100 * share:.1f} % of the validation "
+                    f"images: the layers are trained for {recipe.epochs} epochs (--epochs 0 "
+                    "keeps them)"
+                )
         test = data.test if labelled else _relabelled(data.test, answers["test"])
         test = test.first(report_images)
         on_path = recipe.finetuning is not None
         identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
-            _relabelled(data.train, answers["train"]),
+            taught,
             folder,
-            held_out=_relabelled(data.validation, answers["validation"]),
+            held_out=held_out,
             test=test if on_path else None,
             device=device,
             resume=resume,
@@ -194,7 +218,8 @@ def distill(
         recipe: the student's settings; planned for the images by default.
         init_from: a model of similar pictures, to whose layers the student's are set: a shipped
             name such as "mnist-finetuned", a path or a `Model`. Without a recipe, the settings
-            are those of this model, and only class means and temperature are fitted.
+            are those of this model, and only class means and temperature are fitted, unless the
+            student then agrees with the classifier on less than 80 % of the pictures.
         queries: the largest number of pictures that the classifier may be asked about.
         random_state: as for `ecinn.fit`; splits the images into 80 % to learn on, 10 % and 10 %.
         observe: called with progress, instead of showing it.

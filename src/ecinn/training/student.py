@@ -1,10 +1,13 @@
 """A student's settings, and the queries that they cost."""
 
+import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.checkpoint import Checkpoint
@@ -13,10 +16,13 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
 from ecinn.data.own import DATASET
+from ecinn.equations import predicted_class
 from ecinn.errors import InputError
+from ecinn.pixels import StoredImages, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import QUERIES_PER_IMAGE
 from ecinn.training.answers import SPLITS
+from ecinn.training.calibration import label_means
 from ecinn.training.plan import plan_recipe
 
 ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
@@ -33,6 +39,12 @@ its class means and temperature are fitted. Chosen on validation digits, with fe
 MANY_IMAGES = 20_000
 """Number of images from which on a student's images are not augmented: the classifier may answer
 differently about a shifted image. With fewer images, the student would memorise them."""
+MEANS_IMAGES = 2_000
+"""Images whose latents decide whether kept layers follow the classifier."""
+CONTINUED_IMAGES = 10_000
+"""Images that kept layers are trained on if they do not follow it, counted once per epoch."""
+MOST_EPOCHS = 20
+"""Epochs of this training with few images."""
 PATH_IMAGES = 500
 """Held-out images on whose paths the temperature is fitted."""
 REPORT_IMAGES = 300
@@ -117,6 +129,29 @@ def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recip
         stored_bits=max(16, start.recipe.stored_bits),  # 8 bits would be calibrated twice
         default_confidence=None,
     )
+
+
+@torch.no_grad()
+def kept_agreement(
+    start: Checkpoint, data: Dataset, held_out: Dataset, device: torch.device
+) -> float:
+    """Return the agreement on held-out images if only class means are fitted to the answers."""
+    network = copy.deepcopy(start.classifier).to(device).eval()
+
+    def latents(images: StoredImages) -> list[Tensor]:
+        return [network.encode(to_pixels(part.to(device))) for part in images.split(500)]
+
+    some = data.first(MEANS_IMAGES)
+    labels = some.labels.to(device).split(500)
+    empty = torch.zeros((len(data.class_names), network.architecture.dim), device=device)
+    mu = label_means(latents(some.images), labels, empty)
+    predicted = torch.cat([predicted_class(z, mu) for z in latents(held_out.images)])
+    return float((predicted.cpu() == held_out.labels.cpu()).double().mean())
+
+
+def continued_epochs(images: int) -> int:
+    """Return the epochs of training for kept layers that do not follow the classifier."""
+    return min(math.ceil(CONTINUED_IMAGES / images), MOST_EPOCHS)
 
 
 def queries_needed(

@@ -87,7 +87,9 @@ class Shortcut:
     density: Interval
     """Change at the cue relative to an average place: 1 is chance."""
     kept: bool = False
-    """The student keeps the layers of a model that learned the digit and not the cue."""
+    """The student starts from a model that learned the digit and not the cue."""
+    continued: bool = False
+    """Its layers were then trained, because they did not follow the classifier."""
 
     @property
     def expected(self) -> bool:
@@ -113,7 +115,9 @@ class Reasons:
     flipped: Interval
     not_explained: Interval
     kept: bool = False
-    """The student keeps the layers of a model that learned the true labels."""
+    """The student starts from a model that learned the true labels."""
+    continued: bool = False
+    """Its layers were then trained, because they did not follow the classifier."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ class Study:
     device: torch.device
     observe: Observer = ignore
     kept: bool = False
-    """Students keep the layers of a model that learned the pictures' own labels, as with
-    `--init-from`; otherwise they are trained on the classifier's answers."""
+    """Students start from a model that learned the pictures' own labels, as with `--init-from`;
+    otherwise they are trained on the classifier's answers from scratch."""
 
     def find_shortcut(self, digits: Dataset, dose: float) -> tuple[Shortcut, Model]:
         """Train a classifier with a cue, distil it on random cues, and audit the student.
@@ -197,6 +201,7 @@ class Study:
             cells=found.grid.numel(),
             density=bootstrap_interval(change, generator=generator),
             kept=self.kept,
+            continued=self.continued(distilled),
         )
         return result, distilled.model
 
@@ -216,7 +221,13 @@ class Study:
         )
         found = distilled.agreement
         shares = (found.agreement, found.flipped_after, found.not_explained)
-        return Reasons(labels, learned, accuracy, *shares, self.kept), distilled.model
+        continued = self.continued(distilled)
+        result = Reasons(labels, learned, accuracy, *shares, self.kept, continued)
+        return result, distilled.model
+
+    def continued(self, distilled: Distilled) -> bool:
+        """Return whether layers that could have been kept were trained."""
+        return self.kept and distilled.model.recipe.epochs > 0
 
     def train(self, data: Dataset, epochs: int, width: int) -> ConvolutionalNetwork:
         """Train a small convolutional network without augmentation."""
@@ -339,17 +350,23 @@ def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " im
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
-    words, layers = {True: "yes", False: "no"}, {True: "kept", False: "trained"}
+    words = {True: "yes", False: "no"}
     shortcuts = [
         {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
-        | {"layers": layers[each.kept]}
+        | {"layers": _layers(each)}
         for each in result.shortcuts
     ]
-    reasons = [{**vars(each), "layers": layers[each.kept]} for each in result.reasons]
+    reasons = [{**vars(each), "layers": _layers(each)} for each in result.reasons]
     return (
         table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
         table("controls", "reasons", reasons, limit=NOT_EXPLAINED),
     )
+
+
+def _layers(student: Shortcut | Reasons) -> str:
+    if student.kept:
+        return "kept, then trained" if student.continued else "kept"
+    return "trained"
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
@@ -363,7 +380,7 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
         (left, [each.cue_changes for each in trained], "the other cue", 100),
         (left, [each.digit_changes for each in trained], "another digit", 100),
         (right, [each.density for each in trained], "at the cue", 1),
-        (right, [each.density for each in kept], "at the cue, layers kept", 1),
+        (right, [each.density for each in kept], "at the cue, from another model", 1),
     )
     for axes, values, name, factor in series:
         middle = [factor * value.mean for value in values]
