@@ -20,6 +20,7 @@ from ecinn.errors import InputError
 from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model, load
 from ecinn.pixels import to_pixels
+from ecinn.studies.benchmark.quality import Panel
 from ecinn.studies.judges import Judges, load_judges, scaled
 from ecinn.studies.paper import beta_models, claims_beta, style
 from ecinn.studies.paper import figures_beta as trade_off
@@ -178,8 +179,8 @@ def test_a_jury_counts_convincing_counterfactuals(judges: Judges, test_digits: D
     trained = load("mnist")
     read = trained.predict(test_digits.images[:12]).argmax(1)
     q = (read + torch.arange(12) % 3) % 10  # every third is read as its target already
-    features = judges.features(test_digits.images)
-    verdict = Jury(judges, test_digits.images[:12], q, features).judge(trained)
+    panel = Panel.of(judges, test_digits.images, "mnist")
+    verdict = Jury(panel, test_digits.images[:12], q).judge(trained)
     stored = [
         trained.explain(test_digits.images[k], int(q[k])).stored_convincing[0, 0]
         for k in range(12)
