@@ -39,7 +39,11 @@ class BaselineName(StrEnum):
 def heatmaps_benchmark(
     model: ModelName = "celeba-smile",
     cnn: Annotated[
-        Path | None, typer.Option(help="A file of `ecinn inception` to explain as well.")
+        str | None,
+        typer.Option(
+            help="A network to explain as well: residual, the shipped judge of faces, or a file "
+            "of `ecinn inception`."
+        ),
     ] = None,
     methods: Annotated[
         str | None,
@@ -72,18 +76,29 @@ def heatmaps_benchmark(
     from ecinn.studies.benchmark.heatmap_tables import heatmap_tables, sheet
     from ecinn.studies.benchmark.heatmaps import measure_heatmaps, require_methods
     from ecinn.studies.benchmark.record import Results, provenance, write_json
+    from ecinn.studies.face_judges import RESIDUAL, load_face_judges
     from ecinn.studies.inception.training import load_inception
 
     asked = require_methods(METHODS if methods is None else names_of(methods))
     explainer = load(model, device)
-    network = None if cnn is None else load_inception(cnn, explainer.device, explainer.class_names)
     recipe = explainer.recipe
+    network: Any = None
+    about: dict[str, Any] = {}
+    if cnn == RESIDUAL:
+        attribute = recipe.dataset.removeprefix("celeba/")
+        if attribute == recipe.dataset:
+            raise InputError(f"{RESIDUAL} is a judge of faces, and {model} is no model of faces")
+        judges = load_face_judges(device=explainer.device)
+        network, about = judges.classifier(attribute), dict(judges.record)
+    elif cnn is not None:
+        trained = load_inception(Path(cnn), explainer.device, explainer.class_names)
+        network, about = trained.classifier, {"errors": dict(trained.errors), **trained.record}
     data, training = (
         load_images(recipe, split, celeba, model=model) for split in ("test", "train")
     )
     record = provenance(line, explainer) | {"baseline": baseline.value}
-    if network is not None:
-        record["cnn"] = {"errors": dict(network.errors), **network.record}
+    if cnn is not None:
+        record["cnn"] = about
     stem = output_folder(out_dir) / f"heatmaps-{explainer.name}"
     numbers, picture = (stem.with_name(f"{stem.name}{end}") for end in (".json", ".webp"))
 
@@ -95,7 +110,7 @@ def heatmaps_benchmark(
             explainer,
             data,
             training,
-            cnn=None if network is None else network.classifier,
+            cnn=network,
             methods=asked,
             n=n,
             seed=seed,

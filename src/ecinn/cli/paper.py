@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 MISSING = {
     "faces": "needs faces: give --celeba DIR (a folder of CelebA or CelebA-HQ)",
-    "inception": "needs Inception-V3: give --inception DIR (a folder that `ecinn inception` wrote "
-    "ATTRIBUTE.safetensors to)",
     "beta": "needs models at increasing β: give --beta DIR (a folder that `ecinn beta --out DIR` "
     "wrote)",
 }
@@ -37,7 +35,10 @@ def paper(
     celeba: CelebA = None,
     inception: Annotated[
         Path | None,
-        typer.Option(help="Folder of ATTRIBUTE.safetensors files from `ecinn inception`."),
+        typer.Option(
+            help="Folder of ATTRIBUTE.safetensors files from `ecinn inception`, to be explained "
+            "instead of the shipped residual network."
+        ),
     ] = None,
     beta: Annotated[
         Path | None, typer.Option(help="Folder from `ecinn beta`, for figure 10.")
@@ -73,11 +74,7 @@ def paper(
     faces = _faces(celeba)
     if inception is not None and not inception.is_dir():
         raise InputError(f"no folder {inception}: give one that `ecinn inception` wrote to")
-    available = {
-        "faces": faces is not None,
-        "inception": inception is not None,
-        "beta": beta_models.find(beta) is not None,
-    }
+    available = {"faces": faces is not None, "beta": beta_models.find(beta) is not None}
     lacking = {need for need, given in available.items() if not given}
     missing = {
         chosen.name: MISSING[min(chosen.needs & lacking)]
@@ -132,9 +129,6 @@ def _make_all(
             continue
         written = write(artefact, content, folder, context)
         out.print(f"{artefact.name}: {plain(', '.join(path.name for path in written))}")
-        for part, need in content.skipped.items():
-            not_made[part] = MISSING[need]
-            err.print(f"skipped {part}: {plain(MISSING[need])}")
         made.append((artefact, content))
         if go_on:
             # After every artefact, so that an interrupted run leaves a list of its files.
@@ -173,7 +167,7 @@ def _print_list(known: Sequence["Artefact"]) -> None:
     from ecinn.studies.paper import beta_models
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    options = {"faces": "--celeba", "inception": "--inception"}
+    options = {"faces": "--celeba"}
     if beta_models.find(None) is None:
         options["beta"] = "--beta"
     for artefact in known:

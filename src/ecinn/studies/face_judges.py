@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -30,6 +29,8 @@ from ecinn.training.networks import (
 from ecinn.training.teacher import logit_of_mean
 
 KIND = "face judges"
+RESIDUAL, SEPARABLE = "residual", "separable"
+"""The families of the two networks."""
 LABELS = ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
 """The labels of the paper, which the judges must know best."""
 _BATCH = 250
@@ -117,13 +118,31 @@ class _ResidualBlock(nn.Module):
         if (channels, stride) != (filters, 1):
             project = nn.Conv2d(channels, filters, 1, stride, bias=False)
             self.shortcut = nn.Sequential(project, nn.BatchNorm2d(filters))
+        self.relu = nn.ReLU()  # a module, because DeepLift uses the plain gradient of F.relu
 
     def forward(self, x: Images) -> Float[Tensor, "batch filters rows columns"]:
-        return F.relu(self.shortcut(x) + self.residual(x))
+        activation: Tensor = self.relu(self.shortcut(x) + self.residual(x))
+        return activation
 
 
 def _normalised(convolution: nn.Conv2d, activation: nn.Module) -> list[nn.Module]:
     return [convolution, nn.BatchNorm2d(convolution.out_channels), activation]
+
+
+class AttributeClassifier(nn.Module):
+    """A judge as a classifier of one attribute with logit ℓ: logits 0 and ℓ, softmax σ(ℓ).
+
+    Unlike Inception-V3 it reads the 64×64 pixels themselves, so that nothing smooths its maps.
+    """
+
+    def __init__(self, network: nn.Module, attribute: str) -> None:
+        super().__init__()
+        self.network, self.column = network, ATTRIBUTES.index(attribute)
+
+    def forward(self, x: Images) -> Float[Tensor, "batch 2"]:
+        """Return the logits of images in [0, 1] without and with the attribute."""
+        logit = self.network(x)[:, self.column]
+        return torch.stack([torch.zeros_like(logit), logit], 1)
 
 
 class FaceJudges(nn.Module):
@@ -156,6 +175,10 @@ class FaceJudges(nn.Module):
     def features(self, images: StoredImages) -> dict[str, Float[Tensor, "batch features"]]:
         """Return the penultimate layer, averaged over face and mirror image, by family."""
         return self._ask(images, "features", lambda both: both.mean(0))
+
+    def classifier(self, attribute: str, family: str = RESIDUAL) -> AttributeClassifier:
+        """Return one network, without mirror images, as a classifier of one attribute."""
+        return AttributeClassifier(self.networks[family], attribute).eval()
 
     @torch.no_grad()
     def _ask(
@@ -190,8 +213,8 @@ def _builders(
 ) -> dict[str, Callable[[], JudgeNetwork]]:
     s = settings
     return {
-        "residual": lambda: residual_network(attributes, s.residual_widths),
-        "separable": lambda: separable_network(attributes, s.separable_widths, s.separable_depths),
+        RESIDUAL: lambda: residual_network(attributes, s.residual_widths),
+        SEPARABLE: lambda: separable_network(attributes, s.separable_widths, s.separable_depths),
     }
 
 

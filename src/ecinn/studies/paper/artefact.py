@@ -27,9 +27,8 @@ else:
 
 ABOUT = read_toml(Path(__file__).with_name("artefacts.toml"))
 """Titles, captions and notes of all artefacts."""
-Need = Literal["faces", "inception", "beta"]
-"""Data that may be missing: pictures of CelebA, networks that `ecinn inception` trained, and
-results of `ecinn beta`."""
+Need = Literal["faces", "beta"]
+"""Data that may be missing: pictures of CelebA, and results of `ecinn beta`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Context:
     seed: int = 0
     celeba: Path | None = None
     inception: Path | None = None
-    """Folder of the networks that `ecinn inception` wrote, as ATTRIBUTE.safetensors."""
+    """Folder of the networks that `ecinn inception` wrote, as ATTRIBUTE.safetensors; None for a
+    shipped judge of faces in their place."""
     beta: Path | None = None
     """Folder that `ecinn beta` wrote; None for the shipped results."""
     device: str = "cpu"
@@ -83,8 +83,6 @@ class Made:
     """Numbers behind a figure or table, written as JSON."""
     captions: Mapping[str, str] = field(default_factory=dict)
     """Markdown below a figure in the list of all artefacts."""
-    skipped: Mapping[str, Need] = field(default_factory=dict)
-    """Parts that were left out, and what they need."""
 
     @classmethod
     def single(

@@ -18,8 +18,9 @@ from ecinn.progress import counter
 from ecinn.studies.benchmark.heatmap_measures import LABELS as METHOD_NAMES
 from ecinn.studies.benchmark.heatmap_measures import WHITE_NOISE
 from ecinn.studies.benchmark.heatmaps import SAMPLE
+from ecinn.studies.face_judges import load_face_judges
 from ecinn.studies.inception.training import load_inception
-from ecinn.studies.paper.artefact import Context, Made, Need, caption
+from ecinn.studies.paper.artefact import Context, Made, caption
 from ecinn.studies.paper.explained import columns, draw, every_image, explain_each
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
@@ -88,9 +89,8 @@ class Faces:
         return _rows(faces, [e.heatmap[:, 0], *self._gradient_maps(self.explained.inn)])
 
     def cnn_rows(self) -> list[tuple[Panel, ...]]:
-        """Input, the gradient methods on Inception-V3 for the same p and q, and white noise."""
-        maps = self._gradient_maps(self._inception())
-        return _rows(to_uint8(self.explanation.x)[:, None], maps)
+        """Input, the gradient methods on a CNN for the same p and q, and white noise."""
+        return _rows(to_uint8(self.explanation.x)[:, None], self._gradient_maps(self._cnn()))
 
     def _gradient_maps(self, explained: ExplainedINN | nn.Module) -> list[Tensor]:
         done = counter(self.context.observe, f"{self.name}, heatmaps", len(GRADIENT_METHODS))
@@ -98,8 +98,11 @@ class Faces:
         noise = self.explained.white_noise(explained, self.generator)
         return [*(heatmaps.maps.cpu() for heatmaps in made.values()), noise.cpu()]
 
-    def _inception(self) -> nn.Module:
-        path = Path(self.context.inception or "") / f"{self.attribute}.safetensors"
+    def _cnn(self) -> nn.Module:
+        """Return Inception-V3 if the context has it, else the shipped residual network."""
+        if self.context.inception is None:
+            return load_face_judges(device=self.model.device).classifier(self.attribute)
+        path = Path(self.context.inception) / f"{self.attribute}.safetensors"
         if not path.is_file():
             raise InputError(
                 f"{path} is missing: make it with "
@@ -149,7 +152,7 @@ def inn_grids(labels: Sequence[Faces]) -> list[Grid]:
 
 
 def cnn_grids(labels: Sequence[Faces]) -> list[Grid]:
-    """Arrange the same rows on Inception-V3, which the context must have."""
+    """Arrange the same rows on a CNN."""
     return _grids(labels, [each.cnn_rows() for each in labels], ("input",), GRADIENT_METHODS)
 
 
@@ -171,16 +174,11 @@ def _grids(
 
 
 def figure_9(context: Context) -> Made:
-    """Heatmaps of one face by the models of four labels, on INNs and on Inception-V3."""
+    """Heatmaps of one face by the models of four labels, on INNs and on a CNN."""
     labels = draw_faces(context, 1, context.generator(9))
-    figures = {"figure-9a": draw_grid(inn_grids(labels)[0])}
-    captions = {"figure-9a": caption("figure-9")}
-    skipped: Mapping[str, Need] = {}
-    if context.inception is None:
-        captions["figure-9a"] += " Part (b), on Inception-V3, needs --inception DIR."
-        skipped = {"figure-9b": "inception"}
-    else:
-        figures["figure-9b"] = draw_grid(cnn_grids(labels)[0])
-        captions["figure-9b"] = caption("figure-9b")
+    grids = {"figure-9a": inn_grids(labels)[0], "figure-9b": cnn_grids(labels)[0]}
+    other = "figure-9b" if context.inception is None else "figure-9b-inception"
+    captions = {"figure-9a": caption("figure-9"), "figure-9b": caption(other)}
     data = {"figure-9": {label.name: label.numbers for label in labels}}
-    return Made(figures, data=data, captions=captions, skipped=skipped)
+    figures = {name: draw_grid(grid) for name, grid in grids.items()}
+    return Made(figures, data=data, captions=captions)
