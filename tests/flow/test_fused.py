@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from ecinn.flow.bijections import Norm
+from ecinn.flow.bijections import Chain, Coupling, Norm, Squeeze
 from ecinn.flow.fused import fused
 from ecinn.flow.network import Architecture, Stage, build_inn
 from helpers.builders import randomise, small_model
@@ -24,6 +25,25 @@ def test_a_fused_flow_is_the_same_map(norm: Norm, downsampling: str, mixing: str
     torch.testing.assert_close(fast(x), (z, log_det), atol=1e-10, rtol=1e-10)
     other = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(fast.inverse(other), inn.inverse(other), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_couplings_in_place_leave_the_input_as_it_is(seed: int) -> None:
+    """A chain may start and end with a coupling; its log-scales need not have one shape."""
+    generator = torch.Generator().manual_seed(seed)
+    couplings = [
+        Coupling(channels, nn.Sequential(nn.Conv2d(channels // 2, channels, 1)), clamp=1.0)
+        for channels in (2, 8, 8)
+    ]
+    chain = Chain([couplings[0], Squeeze(), *couplings[1:]]).requires_grad_(requires_grad=False)
+    x = torch.randn((3, 2, 4, 4), generator=generator)
+    kept, fast = x.clone(), fused(chain)
+    y, log_det = chain(x)
+    torch.testing.assert_close(fast(x), (y, log_det))
+    kept_y = y.clone()
+    torch.testing.assert_close(fast.inverse(y), kept, atol=1e-5, rtol=1e-5)
+    assert torch.equal(x, kept)
+    assert torch.equal(y, kept_y)
 
 
 def test_a_model_uses_it_without_gradients_only() -> None:

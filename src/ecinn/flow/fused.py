@@ -5,6 +5,7 @@ For a single digit, most of the time goes into starting operations, not into ari
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ Step = Callable[[Tensor], Tensor]
 def fused(layer: Bijection) -> Bijection:
     """Return the same map for inference, with the weights as they are now."""
     if isinstance(layer, Chain):
-        return Chain(fused(each) for each in _flattened(layer))
+        return FusedChain(fused(each) for each in _flattened(layer))
     if isinstance(layer, AffineMix):
         return FusedMix(layer)
     if isinstance(layer, DownsamplingCoupling):
@@ -44,18 +45,63 @@ def _flattened(chain: Chain) -> Iterator[Bijection]:
             yield layer
 
 
+class FusedChain(Chain):
+    """f_n ∘ … ∘ f_1 with couplings in place, and few sums for the log-determinant.
+
+    log|det| = Σ constants + Σ over pixels of Σ_couplings log-scales, which are added up as maps.
+    """
+
+    def forward(self, x: Tensor) -> tuple[Tensor, LogDet]:
+        """Return y and log |det ∂y/∂x|; the input stays as it is."""
+        x, constant = x.clone(), 0.0
+        log_det, log_scales = x.new_zeros(x.shape[0]), x.new_zeros(())
+        for layer in self.bijections:
+            if isinstance(layer, FusedMix):
+                constant += layer.log_scale * x[0, 0].numel()
+                x = layer.mix(x)
+            elif type(layer) is FusedCoupling:
+                change = layer.forward_(x)
+                if log_scales.shape == change.shape:
+                    log_scales.add_(change)
+                else:  # the size of the maps has changed
+                    log_det = log_det + _sum(log_scales)
+                    log_scales = change
+            else:
+                x, summed = layer(x)
+                log_det = log_det + summed
+        return x, (log_det + _sum(log_scales)).add_(constant)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return the x that `forward` maps to y; the input stays as it is."""
+        y = y.clone()
+        for layer in reversed(self.bijections):
+            if type(layer) is FusedCoupling:
+                layer.inverse_(y)
+            else:
+                y = cast("Bijection", layer).inverse(y)
+        return y
+
+
+def _sum(maps: Tensor) -> Tensor:
+    return maps.flatten(1).sum(1) if maps.ndim else maps
+
+
 class FusedMix(Bijection):
     """R(e^s ⊙ x + b) = (R e^s) x + Rb: one convolution each way."""
 
     def __init__(self, mix: AffineMix) -> None:
         super().__init__()
         (self.weight, self.bias), (self.inverse_weight, self.inverse_bias) = folded_mix(mix)
-        self.log_scale = mix.log_scale.detach().sum()
+        self.log_scale = float(mix.log_scale.detach().double().sum())
+
+    def mix(self, x: Maps) -> Maps:
+        """(R e^s) x + Rb."""
+        return torch.conv2d(x, self.weight, self.bias)
 
     def forward(self, x: Maps) -> tuple[Maps, LogDet]:
-        """(R e^s) x + Rb."""
-        log_det = x.shape[2] * x.shape[3] * self.log_scale
-        return torch.conv2d(x, self.weight, self.bias), log_det.expand(x.shape[0])
+        """(R e^s) x + Rb, with the sum of s over channels and pixels."""
+        log_det = x[0, 0].numel() * self.log_scale
+        return self.mix(x), x.new_full((x.shape[0],), log_det)
 
     def inverse(self, y: Maps) -> Maps:
         """(e^−s Rᵀ) y − e^−s b."""
@@ -90,6 +136,19 @@ class FusedCoupling(Coupling):
             x_a = step(x_a)
         raw, shift = x_a.chunk(2, dim=1)
         return torch.tanh(raw).mul_(self.clamp), shift
+
+    def forward_(self, x: Tensor) -> Tensor:
+        """Transform x in place and return s: x_b ← e^s ⊙ x_b + t."""
+        x_a, x_b = x.split(self.split, dim=1)
+        log_scale, shift = self._scale_and_shift(x_a)
+        torch.addcmul(shift, x_b, log_scale.exp(), out=x_b)
+        return log_scale
+
+    def inverse_(self, y: Tensor) -> None:
+        """Transform y in place: y_b ← e^−s ⊙ (y_b − t)."""
+        y_a, y_b = y.split(self.split, dim=1)
+        log_scale, shift = self._scale_and_shift(y_a)
+        y_b.sub_(shift).mul_(log_scale.neg_().exp_())
 
 
 class FusedDownsamplingCoupling(FusedCoupling, DownsamplingCoupling):
