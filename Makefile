@@ -6,6 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --editable
 SHELL := /bin/sh
 AUTHORS ?= ../shared/data/evaluating_counterfactuals
 CELEBA ?= ../shared/data/celeba
+FACES ?= 500
 
 # Threads that wait sleep instead of spin: spinning stalls everything on cores with other work.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -30,7 +31,7 @@ help:
 	@echo "make bench      cost beside other methods and its growth (15 minutes; VENV=.venv-alibi ALIBI=1: with alibi, an hour)"
 	@echo "make evaluate   measure the shipped models and write docs/results"
 	@echo "make benchmark  compare with other methods and with the authors' results (half an hour)"
-	@echo "make faces      measure the face models (CELEBA=DIR, INCEPTION=DIR; hours without a GPU)"
+	@echo "make faces      measure the face models (CELEBA=DIR, INCEPTION=DIR, FACES=32 for their heatmaps; hours without a GPU)"
 	@echo "make clean      remove the virtual environment, caches and build outputs"
 
 demo: $(VENV)/.demo
@@ -85,8 +86,8 @@ faces: $(VENV)/.benchmark
 	$(BIN)/ecinn benchmark faces --celeba $(CELEBA) --out docs/results $(if $(INCEPTION),--inception $(INCEPTION))
 	$(BIN)/ecinn benchmark consistency --model celeba-smile --celeba $(CELEBA) --out docs/results
 	for pair in smile:Smiling cheekbones:High_Cheekbones lipstick:Wearing_Lipstick makeup:Heavy_Makeup; do \
-		$(BIN)/ecinn benchmark heatmaps --model celeba-$${pair%:*} --celeba $(CELEBA) --out docs/results \
-			$(if $(INCEPTION),--cnn $(INCEPTION)/$${pair#*:}.safetensors) || exit 1; \
+		$(BIN)/ecinn benchmark heatmaps --model celeba-$${pair%:*} --celeba $(CELEBA) --out docs/results --n $(FACES) \
+			--cnn $(if $(INCEPTION),$(INCEPTION)/$${pair#*:}.safetensors,residual) || exit 1; \
 	done
 	$(BIN)/ecinn benchmark heatmaps --model fakemnist --out docs/results
 
