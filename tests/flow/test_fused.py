@@ -15,7 +15,7 @@ from helpers.builders import randomise, small_model
 @pytest.mark.parametrize("mixing", ["rotation", "cosine"])
 def test_a_fused_flow_is_the_same_map(norm: Norm, downsampling: str, mixing: str) -> None:
     architecture = Architecture(
-        3, 8, 4, 2, (Stage(2, 8), Stage(2, 8)), dense_width=6, dropout=0.5, norm=norm,
+        3, 8, 4, 2, (Stage(2, 8), Stage(2, 64)), dense_width=6, dropout=0.5, norm=norm,
         downsampling=downsampling, mixing=mixing, pixel_margin=0.02,
     )  # fmt: skip
     inn = randomise(build_inn(architecture)).double().eval().requires_grad_(requires_grad=False)

@@ -89,7 +89,8 @@ def heatmaps_benchmark(
         if attribute == recipe.dataset:
             raise InputError(f"{RESIDUAL} is a judge of faces, and {model} is no model of faces")
         judges = load_face_judges(device=explainer.device)
-        network, about = judges.classifier(attribute), dict(judges.record)
+        network, errors = judges.classifier(attribute), judges.record["errors"]
+        about = {"errors": {split: errors[split][RESIDUAL][attribute] for split in errors}}
     elif cnn is not None:
         trained = load_inception(Path(cnn), explainer.device, explainer.class_names)
         network, about = trained.classifier, {"errors": dict(trained.errors), **trained.record}
