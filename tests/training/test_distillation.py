@@ -15,7 +15,7 @@ import ecinn
 from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
-from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
+from ecinn.classifier.recipes import MNIST, SGD, FineTuning, Recipe
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.data.framing import Framing
@@ -24,8 +24,7 @@ from ecinn.flow.network import Architecture, Stage
 from ecinn.model import Model
 from ecinn.pixels import to_pixels
 from ecinn.progress import Progress
-from ecinn.training import distillation, fitting
-from ecinn.training import student as student_module
+from ecinn.training import fitting
 from ecinn.training.agreement import Agreement, classifier_accuracy, measure_agreement
 from ecinn.training.answers import ANSWERS_FILE
 from ecinn.training.calibration import fit_tau
@@ -37,7 +36,6 @@ from ecinn.training.step import OptimisationStep
 from ecinn.training.student import (
     CONFIDENCE,
     continued_epochs,
-    kept_agreement,
     queries_needed,
     student_recipe,
 )
@@ -418,10 +416,9 @@ def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_pat
     splits = Splits(data(80, 2), data(20, 3), data(20, 4))
     settings = student_recipe(splits.train, CPU, init_from=start)
     assert settings.architecture.classes == 2
-    still = replace(settings, stored_bits=32)
+    still = replace(settings, stored_bits=32, epochs=0)
     box = BlackBox(halves, NAMES)
-    options = {"init_from": start, "keep_layers": True, "device": "cpu"}
-    student = distill_classifier(box, splits, still, tmp_path, **options).model
+    student = distill_classifier(box, splits, still, tmp_path, init_from=start, device="cpu").model
     weights = start.classifier.state_dict()
     for name, value in student.classifier.state_dict().items():
         assert name in ("mu", "tau") or torch.equal(value, weights[name]), name
@@ -440,66 +437,48 @@ def test_a_student_starts_from_another_model_whose_classes_may_be_others(tmp_pat
     assert 160 < box.queries <= on_data  # the path of every validation image, and the report
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_agreement_of_kept_layers_is_that_of_the_nearest_mean_latent(seed: int) -> None:
-    """Means of the first images only; classes are the answers."""
-    start, classes = small_model(classes=3).checkpoint, 2 + seed
-    train, held_out = (random_images(n, 1, classes, seed + n).images for n in (600, 90))
-    g = torch.Generator().manual_seed(seed)
-    train, held_out = (
-        Dataset(x, torch.randint(classes, (len(x),), generator=g), tuple("abcd"[:classes]))
-        for x in (train, held_out)
-    )
-    z, held = (start.classifier.encode(to_pixels(x.images)) for x in (train, held_out))
-    mu = torch.stack([z[train.labels == label].mean(0) for label in range(classes)])
-    agree = torch.cdist(held, mu).argmin(1) == held_out.labels
-    share = kept_agreement(start, train, held_out, CPU)
-    assert share == pytest.approx(float(agree.double().mean()), abs=1.5 / len(agree))
-    assert 0 < share < 1
-
-
-def test_kept_layers_are_trained_exactly_if_they_do_not_follow_the_classifier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("images", "side", "epochs"),
+    [(10, 28, 20), (600, 28, 17), (3000, 28, 4), (60_000, 28, 1), (500, 64, 4), (25_000, 64, 1)],
+)
+def test_epochs_of_a_student_that_starts_from_another_model(
+    images: int, side: int, epochs: int
 ) -> None:
-    start = small_model(classes=2).checkpoint
-    splits = Splits(data(80, 2), data(20, 3), data(20, 4))
-    monkeypatch.setattr(student_module, "CONTINUED_IMAGES", 200)  # 3 epochs
-    settings = student_recipe(splits.train, CPU, init_from=start)
-    box = BlackBox(halves, NAMES)
-    share = kept_agreement(start, splits.train, splits.validation, CPU)
-    for number, (enough, keep, epochs) in enumerate(
-        [(share + 0.01, False, 3), (share, False, 0), (share + 0.01, True, 0)]
-    ):
-        monkeypatch.setattr(distillation, "ENOUGH_AGREEMENT", enough)
-        said: list[str] = []
-        options = {"init_from": start, "keep_layers": keep, "device": "cpu"}
-        folder = tmp_path / str(number)
-        made = distill_classifier(box, splits, settings, folder, tell=said.append, **options)
-        assert made.model.recipe.epochs == epochs
+    """About 10,000 small images or 2,000 large ones, at least one epoch and at most 20."""
+    channels = 1 if side == 28 else 3
+    pixels = torch.zeros((1, channels, side, side)).byte().expand(images, -1, -1, -1)
+    assert continued_epochs(Dataset(pixels, torch.zeros(images).long(), NAMES)) == epochs
+
+
+def test_the_layers_of_another_model_are_trained_unless_there_are_no_epochs() -> None:
+    start = Model(small_model(classes=2).checkpoint, "cpu")
+    splits = data(120, 2)
+    before = start.classifier.state_dict()
+    for epochs in (0, 1):
+        made = ecinn.distill(
+            halves, splits.images, init_from=start, epochs=epochs, device="cpu", verbose=False
+        )
+        assert made.recipe.epochs == epochs
         changed = [
-            not torch.allclose(value, start.classifier.state_dict()[name], atol=1e-3)
-            for name, value in made.model.classifier.state_dict().items()
+            not torch.allclose(value, before[name], atol=1e-3)
+            for name, value in made.classifier.state_dict().items()
             if name not in ("mu", "tau")
         ]
         assert any(changed) == bool(epochs)
-        told = f"agree on only {100 * share:.1f} % of the validation images: "
-        told += "the layers are trained for 3 epochs (--epochs 0 keeps them)"
-        assert any(told in sentence for sentence in said) == bool(epochs)
-
-
-@pytest.mark.parametrize(("images", "epochs"), [(10, 20), (600, 17), (3000, 4), (60_000, 1)])
-def test_epochs_of_layers_that_do_not_follow_the_classifier(images: int, epochs: int) -> None:
-    assert continued_epochs(images) == epochs
+    for wrong, options in ((-1, {"init_from": start}), (0, {})):
+        with pytest.raises(InputError, match="0 to keep the layers"):
+            ecinn.distill(halves, splits.images, epochs=wrong, device="cpu", **options)
 
 
 def test_settings_of_a_student_that_starts_from_another_model() -> None:
     start = small_model(classes=2).checkpoint
     own = replace(start.recipe, epochs=50, default_confidence=0.99, face_crop=CELEBA_CROP)
+    own = replace(own, sgd=SGD((0.5,)))
     start = replace(start, recipe=own)
     chosen = student_recipe(data(4, 0), CPU, init_from=start)
     assert chosen.architecture == own.architecture
     assert (chosen.augmentation, chosen.face_crop) == (own.augmentation, own.face_crop)
-    assert (chosen.epochs, chosen.finetuning) == (0, None)
+    assert (chosen.epochs, chosen.finetuning, chosen.sgd) == (20, None, None)
     assert chosen.default_confidence == CONFIDENCE
     framed = student_recipe(data(4, 0), CPU, init_from=start, framing=Framing("pad"))
     assert (framed.dataset, framed.face_crop) == ("own", None)

@@ -61,7 +61,7 @@ def distill(
     ] = None,
     init_from: Annotated[
         str | None,
-        typer.Option(help="Start from this model of similar pictures, and keep its layers."),
+        typer.Option(help="Start from the layers of this model of similar pictures."),
     ] = None,
     epochs: Annotated[
         int | None,
@@ -130,8 +130,6 @@ def distill(
             framing=framing,
         )
         chosen = replace(chosen, epochs=chosen.epochs if epochs is None else epochs)
-        if chosen.epochs == 0 and start is None:
-            raise InputError("the run kept the layers of another model: give the same --init-from")
         if finetune_epochs is not None:
             tuning = replace(chosen.finetuning or CONTINUED, epochs=finetune_epochs)
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
@@ -150,7 +148,6 @@ def distill(
             out_dir,
             source=classifier,
             init_from=start,
-            keep_layers=epochs == 0,
             report_images=report,
             order_given="classes" in options,
             device=target,

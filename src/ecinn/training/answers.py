@@ -39,13 +39,15 @@ def keep_answers(
     answers: dict[str, Tensor],
     planned: int | None,
     folder: Path,
+    start: str | None = None,
 ) -> None:
-    """Write the answers, the queries so far and the planned epochs of fine-tuning."""
+    """Write the answers, the queries so far, the planned epochs of fine-tuning, and the start."""
     about = {
         "kind": "answers",
         "queries": black_box.queries,
         "output": black_box.output,
         "finetuning_epochs": planned,
+        "init_from": start,
         **_fingerprint(black_box, data),
     }
     if answers:
@@ -53,9 +55,13 @@ def keep_answers(
 
 
 def known_answers(
-    black_box: BlackBox, data: Splits, folder: Path
+    black_box: BlackBox, data: Splits, folder: Path, start: str | None = None
 ) -> tuple[dict[str, Tensor], int | None]:
-    """Return the answers and planned epochs of an earlier start here; count its queries."""
+    """Return the answers and planned epochs of an earlier run here; count its queries.
+
+    Args:
+        start: name of the model that the student starts from, which must be the earlier run's.
+    """
     path = folder / ANSWERS_FILE
     if not path.is_file():
         return {}, None
@@ -67,6 +73,11 @@ def known_answers(
         raise InputError(
             f"{path} holds the answers of another classifier or to other images: choose another "
             "folder"
+        )
+    if about["init_from"] != start:
+        raise InputError(
+            f"the run in {folder} started from {about['init_from'] or 'random layers'}: give the "
+            "same --init-from (init_from in Python), or choose another folder"
         )
     black_box.output = black_box.output or about["output"]
     black_box.queries += about["queries"]

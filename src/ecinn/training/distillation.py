@@ -29,7 +29,6 @@ from ecinn.model import Model
 from ecinn.pixels import StoredImages, to_pixels, to_uint8
 from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import (
-    ENOUGH_AGREEMENT,
     Agreement,
     ClassifierAccuracy,
     classifier_accuracy,
@@ -42,14 +41,7 @@ from ecinn.training.finetuning import BlackBoxTeacher
 from ecinn.training.fitting import RandomState, class_numbers, seed_from, shown, stored_images
 from ecinn.training.loop import train
 from ecinn.training.networks import digest
-from ecinn.training.student import (
-    PATH_IMAGES,
-    REPORT_IMAGES,
-    affordable,
-    continued_epochs,
-    kept_agreement,
-    student_recipe,
-)
+from ecinn.training.student import PATH_IMAGES, REPORT_IMAGES, affordable, student_recipe
 
 REPORT_FILE = "distillation.json"
 AROUND = (-0.35, 1.0)
@@ -90,7 +82,6 @@ def distill_classifier(
     *,
     source: Path | None = None,
     init_from: Checkpoint | None = None,
-    keep_layers: bool = False,
     report_images: int = REPORT_IMAGES,
     labelled: bool = True,
     order_given: bool = False,
@@ -103,9 +94,7 @@ def distill_classifier(
 
     Args:
         source: the classifier's file, which is copied into the folder.
-        init_from: model whose layers initialise the student's. Without epochs, they are kept if
-            the student agrees with the classifier often enough, and trained otherwise.
-        keep_layers: keep them in any case.
+        init_from: model whose layers initialise the student's; with 0 epochs they are kept.
         report_images: held-out images on whose paths student and classifier are compared.
         labelled: the labels are true, so that the classifier's accuracy can be measured.
         order_given: the user has named the outputs: another order is mentioned, but not an error.
@@ -113,7 +102,8 @@ def distill_classifier(
     """
     output_folder(folder)
     device = resolve_device(device)
-    answers, planned = known_answers(black_box, data, folder)
+    start = None if init_from is None else init_from.recipe.name
+    answers, planned = known_answers(black_box, data, folder, start)
     accuracy = None
     try:
         if "validation" not in answers:
@@ -131,29 +121,16 @@ def distill_classifier(
             if name not in answers:
                 answers[name] = ask(black_box, getattr(data, name), observe)
         _require_all_classes(answers["train"], data.train.class_names)
-        keep_answers(black_box, data, answers, planned, folder)
-        taught = _relabelled(data.train, answers["train"])
-        held_out = _relabelled(data.validation, answers["validation"])
-        kept = recipe.epochs == 0 and recipe.finetuning is None and not keep_layers
-        if kept and init_from is not None:
-            share = kept_agreement(init_from, taught, held_out, device)
-            if share < ENOUGH_AGREEMENT:
-                recipe = replace(recipe, epochs=continued_epochs(len(taught)))
-                tell(
-                    f"with the layers of {init_from.recipe.name} as they are, student and "
-                    f"classifier would agree on only {100 * share:.1f} % of the validation "
-                    f"images: the layers are trained for {recipe.epochs} epochs (--epochs 0 "
-                    "keeps them)"
-                )
+        keep_answers(black_box, data, answers, planned, folder, start)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
         test = test.first(report_images)
         on_path = recipe.finetuning is not None
         identity = torch.frombuffer(bytearray(digest(answers["train"])), dtype=torch.uint8)
         checkpoint = train(
             recipe,
-            taught,
+            _relabelled(data.train, answers["train"]),
             folder,
-            held_out=held_out,
+            held_out=_relabelled(data.validation, answers["validation"]),
             test=test if on_path else None,
             device=device,
             resume=resume,
@@ -172,7 +149,7 @@ def distill_classifier(
             student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
     finally:
-        keep_answers(black_box, data, answers, planned, folder)
+        keep_answers(black_box, data, answers, planned, folder, start)
     if source is not None:
         save_classifier(black_box, source, folder)
     result = Distilled(
@@ -192,6 +169,7 @@ def distill(
     resume: bool = False,
     recipe: Recipe | str | None = None,
     init_from: Model | str | Path | None = None,
+    epochs: int | None = None,
     preprocessing: Preprocessing | None = None,
     output: Output | None = None,
     queries: int | None = None,
@@ -218,8 +196,8 @@ def distill(
         recipe: the student's settings; planned for the images by default.
         init_from: a model of similar pictures, to whose layers the student's are set: a shipped
             name such as "mnist-finetuned", a path or a `Model`. Without a recipe, the settings
-            are those of this model, and only class means and temperature are fitted, unless the
-            student then agrees with the classifier on less than 80 % of the pictures.
+            are those of this model, and the layers are trained for a short time.
+        epochs: of training on the images, planned by default; 0 keeps the layers of `init_from`.
         queries: the largest number of pictures that the classifier may be asked about.
         random_state: as for `ecinn.fit`; splits the images into 80 % to learn on, 10 % and 10 %.
         observe: called with progress, instead of showing it.
@@ -231,6 +209,8 @@ def distill(
         raise InputError(
             f"predict is a function from pictures to probabilities, not {type(predict).__name__}"
         )
+    if epochs is not None and (epochs < 0 or (epochs == 0 and init_from is None)):
+        raise InputError("epochs are at least 1, or 0 to keep the layers of init_from")
     asked = class_names is None
     if class_names is None:
         outputs = _outputs(predict, stored, preprocessing, timeout)
@@ -272,7 +252,7 @@ def distill(
             return distill_classifier(
                 black_box,
                 Splits(*parts),
-                replace(chosen, seed=seed),
+                replace(chosen, seed=seed, epochs=chosen.epochs if epochs is None else epochs),
                 Path(folder or temporary),
                 init_from=start,
                 labelled=known,

@@ -1,13 +1,11 @@
 """A student's settings, and the queries that they cost."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.checkpoint import Checkpoint
@@ -16,13 +14,10 @@ from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.framing import Framing
 from ecinn.data.own import DATASET
-from ecinn.equations import predicted_class
 from ecinn.errors import InputError
-from ecinn.pixels import StoredImages, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.training.agreement import QUERIES_PER_IMAGE
 from ecinn.training.answers import SPLITS
-from ecinn.training.calibration import label_means
 from ecinn.training.plan import plan_recipe
 
 ON_THE_PATH = FineTuning(epochs=6, faithfulness=4.0, distillation_weight=0.5)
@@ -34,17 +29,18 @@ the eight answers of a classifier that saw no pattern, the target wins now and t
 CONTINUED = FineTuning(
     epochs=1, faithfulness=4.0, distillation_weight=2.0, batch_size=32, learning_rate=6e-4
 )
-"""Training of a student that starts from another model, if epochs are requested: by default only
-its class means and temperature are fitted. Chosen on validation digits, with few images."""
+"""Training of a student that starts from another model; without requested epochs on the path, only
+batch size and learning rate apply. Chosen on validation digits, with few images."""
 MANY_IMAGES = 20_000
 """Number of images from which on a student's images are not augmented: the classifier may answer
 differently about a shifted image. With fewer images, the student would memorise them."""
-MEANS_IMAGES = 2_000
-"""Images whose latents decide whether kept layers follow the classifier."""
-CONTINUED_IMAGES = 10_000
-"""Images that kept layers are trained on if they do not follow it, counted once per epoch."""
+CONTINUED_IMAGES, CONTINUED_LARGE_IMAGES = 10_000, 2_000
+"""Images on which the layers of another model are trained, counted once per epoch, and at least
+one epoch: a minute of one CPU core for digits, a few for faces."""
+LARGE_IMAGE = 4096
+"""Values above which an image is large."""
 MOST_EPOCHS = 20
-"""Epochs of this training with few images."""
+"""Largest number of epochs of this training."""
 PATH_IMAGES = 500
 """Held-out images on whose paths the temperature is fitted."""
 REPORT_IMAGES = 300
@@ -64,8 +60,9 @@ def student_recipe(
 ) -> Recipe:
     """Return the student's settings: a recipe, or a plan for this data, with fine-tuning.
 
-    A student that starts from another model has the settings of this model, and is not trained
-    further: it gets class means and a temperature of its own.
+    A student that starts from another model has the settings of this model, and its layers are
+    trained for a short time, not on the path. With 0 epochs they are kept, and only class means
+    and temperature are the student's own.
     What a recipe says about labels, attributes and other models is left out, and so is the default
     confidence of a shipped model.
 
@@ -109,7 +106,7 @@ def student_recipe(
 
 
 def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recipe:
-    """Return the settings of a student that starts from another model, before any training."""
+    """Return the settings of a student that starts from another model."""
     a = start.recipe.architecture
     shape, expected = tuple(data.images.shape[1:]), (a.channels, a.height, a.width)
     if shape != expected:
@@ -123,35 +120,20 @@ def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recip
     return replace(
         start.recipe,
         architecture=replace(a, classes=len(data.class_names)),
-        epochs=0,
+        epochs=continued_epochs(data),
         batch_size=CONTINUED.batch_size,
         learning_rate=CONTINUED.learning_rate,
+        sgd=None,  # the learning rate is Adam's
         stored_bits=max(16, start.recipe.stored_bits),  # 8 bits would be calibrated twice
         default_confidence=None,
     )
 
 
-@torch.no_grad()
-def kept_agreement(
-    start: Checkpoint, data: Dataset, held_out: Dataset, device: torch.device
-) -> float:
-    """Return the agreement on held-out images if only class means are fitted to the answers."""
-    network = copy.deepcopy(start.classifier).to(device).eval()
-
-    def latents(images: StoredImages) -> list[Tensor]:
-        return [network.encode(to_pixels(part.to(device))) for part in images.split(500)]
-
-    some = data.first(MEANS_IMAGES)
-    labels = some.labels.to(device).split(500)
-    empty = torch.zeros((len(data.class_names), network.architecture.dim), device=device)
-    mu = label_means(latents(some.images), labels, empty)
-    predicted = torch.cat([predicted_class(z, mu) for z in latents(held_out.images)])
-    return float((predicted.cpu() == held_out.labels.cpu()).double().mean())
-
-
-def continued_epochs(images: int) -> int:
-    """Return the epochs of training for kept layers that do not follow the classifier."""
-    return min(math.ceil(CONTINUED_IMAGES / images), MOST_EPOCHS)
+def continued_epochs(data: Dataset) -> int:
+    """Return the epochs for which the layers of another model are trained on the answers."""
+    large = data.images[0].numel() > LARGE_IMAGE
+    seen = CONTINUED_LARGE_IMAGES if large else CONTINUED_IMAGES
+    return min(math.ceil(seen / len(data)), MOST_EPOCHS)
 
 
 def queries_needed(

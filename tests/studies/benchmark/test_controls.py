@@ -68,16 +68,16 @@ def test_the_rank_of_a_cue_is_that_of_its_best_cell(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dose", "kept"), [(0.5, False), (1.0, False), (1.0, True)])
+@pytest.mark.parametrize(("dose", "started"), [(0.5, False), (1.0, False), (1.0, True)])
 def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(
-    dose: float, *, kept: bool
+    dose: float, *, started: bool
 ) -> None:
     """All students learn from the same pictures: only the classifiers differ."""
     digits = controls.halved(load_mnist("train"), controls.DIGITS)
     size = replace(TINY, images=300, held_out=60, epochs=5)
-    found, student = controls.Study(size, 0, CPU, kept=kept).find_shortcut(digits, dose)
-    assert student.name == f"cue-{100 * dose:.0f}" + kept * "-kept"
-    assert found.kept == kept == ("init_from" in student.checkpoint.training)
+    found, student = controls.Study(size, 0, CPU, started=started).find_shortcut(digits, dose)
+    assert student.name == f"cue-{100 * dose:.0f}" + started * "-started"
+    assert found.started == started == ("init_from" in student.checkpoint.training)
     # What the classifier uses is known, because it was asked.
     assert (found.cue_changes.mean > found.digit_changes.mean) == (dose == 1)
     assert (found.rank == 1) == found.expected == (dose == 1)
@@ -88,9 +88,9 @@ def test_the_audit_finds_the_shortcut_of_the_classifier_that_has_one(
 @pytest.mark.slow
 def test_memorised_noise_is_not_explained() -> None:
     digits = controls.halved(load_mnist("train"))
-    true, shuffled, kept = (
-        controls.Study(TINY, 0, CPU, kept=kept).explain_reasons(digits, labels)[0]
-        for labels, kept in (("true", False), ("shuffled", False), ("shuffled", True))
+    true, shuffled, started = (
+        controls.Study(TINY, 0, CPU, started=started).explain_reasons(digits, labels)[0]
+        for labels, started in (("true", False), ("shuffled", False), ("shuffled", True))
     )
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
     assert true.accuracy.mean > 0.9
@@ -100,7 +100,7 @@ def test_memorised_noise_is_not_explained() -> None:
     assert 0.15 < shuffled.flipped.mean < 0.6
     assert shuffled.not_explained.mean >= controls.NOT_EXPLAINED
     # Nor by layers that know the true labels.
-    assert kept.not_explained.mean >= controls.NOT_EXPLAINED
+    assert started.not_explained.mean >= controls.NOT_EXPLAINED
     assert true.not_explained.mean < 0.5
 
 
@@ -117,8 +117,8 @@ def result(ranks: tuple[int, ...], not_explained: float) -> controls.Controls:
         controls.Reasons(labels, share(1.0), share(0.5), share(0.6), share(0.4), share(missed))
         for labels, missed in (("true", 0.1), ("shuffled", not_explained))
     )
-    kept = replace(reasons[1], kept=True, not_explained=share(0.97))
-    return controls.Controls(TINY, 0, shortcuts, (*reasons, kept))
+    started = replace(reasons[1], started=True, not_explained=share(0.97))
+    return controls.Controls(TINY, 0, shortcuts, (*reasons, started))
 
 
 @pytest.mark.parametrize(

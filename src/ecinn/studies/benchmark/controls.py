@@ -86,10 +86,8 @@ class Shortcut:
     cells: int
     density: Interval
     """Change at the cue relative to an average place: 1 is chance."""
-    kept: bool = False
+    started: bool = False
     """The student starts from a model that learned the digit and not the cue."""
-    continued: bool = False
-    """Its layers were then trained, because they did not follow the classifier."""
 
     @property
     def expected(self) -> bool:
@@ -114,10 +112,8 @@ class Reasons:
     agreement: Interval
     flipped: Interval
     not_explained: Interval
-    kept: bool = False
+    started: bool = False
     """The student starts from a model that learned the true labels."""
-    continued: bool = False
-    """Its layers were then trained, because they did not follow the classifier."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +138,10 @@ def run_controls(
 ) -> tuple[Controls, list[Model]]:
     """Run both controls on digits of 28×28 pixels; return also all students.
 
-    Each is made twice: with students that are trained, and with students that keep layers.
+    Each is made twice: with students from random weights, and from another model's.
     """
     pair, every = halved(digits, DIGITS), halved(digits)
-    both = [replace(study, kept=kept) for kept in (False, True)]
+    both = [replace(study, started=started) for started in (False, True)]
     cues = [each.find_shortcut(pair, dose) for each in both for dose in doses]
     kinds = [each.explain_reasons(every, kind) for each in both for kind in ("true", "shuffled")]
     (shortcuts, students), (reasons, others) = zip(*cues, strict=True), zip(*kinds, strict=True)
@@ -160,9 +156,9 @@ class Study:
     seed: int
     device: torch.device
     observe: Observer = ignore
-    kept: bool = False
+    started: bool = False
     """Students start from a model that learned the pictures' own labels, as with `--init-from`;
-    otherwise they are trained on the classifier's answers from scratch."""
+    otherwise from random weights."""
 
     def find_shortcut(self, digits: Dataset, dose: float) -> tuple[Shortcut, Model]:
         """Train a classifier with a cue, distil it on random cues, and audit the student.
@@ -200,8 +196,7 @@ class Study:
             rank=cue_rank(found, CUE.mask),
             cells=found.grid.numel(),
             density=bootstrap_interval(change, generator=generator),
-            kept=self.kept,
-            continued=self.continued(distilled),
+            started=self.started,
         )
         return result, distilled.model
 
@@ -221,13 +216,7 @@ class Study:
         )
         found = distilled.agreement
         shares = (found.agreement, found.flipped_after, found.not_explained)
-        continued = self.continued(distilled)
-        result = Reasons(labels, learned, accuracy, *shares, self.kept, continued)
-        return result, distilled.model
-
-    def continued(self, distilled: Distilled) -> bool:
-        """Return whether layers that could have been kept were trained."""
-        return self.kept and distilled.model.recipe.epochs > 0
+        return Reasons(labels, learned, accuracy, *shares, self.started), distilled.model
 
     def train(self, data: Dataset, epochs: int, width: int) -> ConvolutionalNetwork:
         """Train a small convolutional network without augmentation."""
@@ -254,13 +243,13 @@ class Study:
     ) -> tuple[Distilled, BlackBox]:
         """Distil a classifier as `ecinn distill` does, with fewer epochs."""
         names, device, observe = data.train.class_names, self.device, self.observe
-        name += self.kept * "-kept"
+        name += self.started * "-started"
         black_box = BlackBox(lambda x: network(x.to(device)), names, name=name)
         recipe = plan_recipe(data.train, device, name=name, observe=observe).recipe
         recipe = replace(recipe, epochs=self.size.epochs, seed=self.seed)
         start = None
         with tempfile.TemporaryDirectory() as folder:
-            if self.kept:
+            if self.started:
                 first, held_out = Path(folder) / "start", data.validation
                 start = train(
                     recipe, data.train, first, held_out=held_out, device=device, observe=observe
@@ -364,23 +353,21 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
 
 
 def _layers(student: Shortcut | Reasons) -> str:
-    if student.kept:
-        return "kept, then trained" if student.continued else "kept"
-    return "trained"
+    return "another model's" if student.started else "random"
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
     """Draw a PNG of the change at the cue, and of changed answers, against the dose."""
-    trained, kept = ([s for s in shortcuts if s.kept == kept] for kept in (False, True))
+    random, started = ([s for s in shortcuts if s.started == kind] for kind in (False, True))
     figures = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 3.4), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
-    doses = [100 * each.dose for each in trained]
+    doses = [100 * each.dose for each in random]
     series = (
-        (left, [each.cue_changes for each in trained], "the other cue", 100),
-        (left, [each.digit_changes for each in trained], "another digit", 100),
-        (right, [each.density for each in trained], "at the cue", 1),
-        (right, [each.density for each in kept], "at the cue, from another model", 1),
+        (left, [each.cue_changes for each in random], "the other cue", 100),
+        (left, [each.digit_changes for each in random], "another digit", 100),
+        (right, [each.density for each in random], "at the cue", 1),
+        (right, [each.density for each in started], "at the cue, from another model", 1),
     )
     for axes, values, name, factor in series:
         middle = [factor * value.mean for value in values]
