@@ -137,14 +137,20 @@ class Model:
             return confidence, False
         return self.default_confidence, self.default_confidence != ALPHA_1
 
-    @property
-    def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
-        """The classifier; without gradients a faster copy, with the weights of the first call."""
-        if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
-            return self.classifier
+    def fuse(self) -> GenerativeClassifier:
+        """Return the faster copy that is used without gradients; its weights are the first call's.
+
+        Forked processes share it if it was made before.
+        """
         if self._fused is None or self._fused[0] is not self.classifier:
             self._fused = self.classifier, self.classifier.fused()
         return self._fused[1]
+
+    @property
+    def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
+        if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
+            return self.classifier
+        return self.fuse()
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x) and log |det J| of pixels."""

@@ -13,7 +13,7 @@ from ecinn.classifier.generative import GenerativeClassifier
 from ecinn.classifier.recipes import MNIST, MNIST_PAPER, SGD, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
-from ecinn.errors import InterruptedRunError
+from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow import bijections
 from ecinn.flow.network import Architecture, Stage, build_inn
 from ecinn.pixels import to_pixels
@@ -98,6 +98,9 @@ def test_the_rate_falls_to_a_tenth_after_each_milestone() -> None:
     rates = [learning_rate(twice, epoch / 6) for epoch in range(6)]
     assert rates == pytest.approx([0.07, 0.07, 0.007, 0.007, 0.0007, 0.0007])
     assert learning_rate(MNIST, 0.55) == pytest.approx(MNIST.learning_rate / 2)
+    for wrong in (0.0, 1.0, 50.0):
+        with pytest.raises(InputError, match="shares of the run"):
+            SGD((wrong,))
 
 
 def test_the_stored_model_is_the_last_one_with_its_statistics(

@@ -49,6 +49,14 @@ class SGD:
     means_lr_factor: float = 1.0
     """Learning rate of the class means divided by that of the weights."""
 
+    def __post_init__(self) -> None:
+        """Refuse epochs, which milestones were in version 0.1.0."""
+        for milestone in self.milestones:
+            if not 0 < milestone < 1:
+                raise InputError(
+                    f"milestones are shares of the run, between 0 and 1, not {milestone:g}"
+                )
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -87,10 +87,13 @@ def heatmaps_benchmark(
     if cnn == RESIDUAL:
         attribute = recipe.dataset.removeprefix("celeba/")
         if attribute == recipe.dataset:
-            raise InputError(f"{RESIDUAL} is a judge of faces, and {model} is no model of faces")
+            raise InputError(f"{RESIDUAL} is a judge of faces, and {model} is not a face model")
         judges = load_face_judges(device=explainer.device)
         network, errors = judges.classifier(attribute), judges.record["errors"]
-        about = {"errors": {split: errors[split][RESIDUAL][attribute] for split in errors}}
+        about = {
+            "network": RESIDUAL,
+            "errors with mirror images": {s: errors[s][RESIDUAL][attribute] for s in errors},
+        }
     elif cnn is not None:
         trained = load_inception(Path(cnn), explainer.device, explainer.class_names)
         network, about = trained.classifier, {"errors": dict(trained.errors), **trained.record}

@@ -84,6 +84,8 @@ def serve(
             load=lambda recipe, path: load_images(recipe, "test", celeba, model=path),
         )
         if workers > 1 and shared:  # before classifiers start threads, which a fork loses
+            for served in catalogue.values():
+                served.model.fuse()
             worker = fork_workers(workers)
         if worker:
             err.quiet = out.quiet = True  # the first one speaks for all
