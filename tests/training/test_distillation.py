@@ -35,7 +35,10 @@ from ecinn.training.state import TrainingState
 from ecinn.training.step import OptimisationStep
 from ecinn.training.student import (
     CONFIDENCE,
+    CONTINUED,
+    ON_THE_PATH,
     continued_epochs,
+    path_settings,
     queries_needed,
     student_recipe,
 )
@@ -401,7 +404,13 @@ def test_a_students_recipe_needs_no_labels_and_no_other_model() -> None:
     assert student_recipe(data(4, 0), CPU, recipe=own).default_confidence == 0.8
     framed = student_recipe(data(4, 0), CPU, recipe="mnist", framing=Framing("pad"))
     assert (framed.dataset, framed.framing, framed.mnist_framing) == ("own", Framing("pad"), False)
-    assert (chosen.label_smoothing, chosen.distillation_weight, chosen.init_from) == (0, 0, None)
+    assert (chosen.distillation_weight, chosen.init_from) == (0, None)
+    assert chosen.label_smoothing == MNIST.label_smoothing > 0
+    # A small network is not trained on the path, unless it is asked for; a large one is.
+    planned = student_recipe(random_images(60, 1, 2, 1), CPU)
+    assert planned.finetuning is None
+    assert path_settings(planned).batch_size == planned.batch_size < ON_THE_PATH.batch_size
+    assert path_settings(planned, continued=True) == CONTINUED
     with pytest.raises(InputError, match="no recipe"):
         student_recipe(data(4, 0), CPU, recipe="resnet")
     moved = replace(recipe(), augmentation=ecinn.Augmentation(shift=2.0))

@@ -69,7 +69,9 @@ def distill(
     ] = None,
     finetune_epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Epochs on the path; 0 skips it, as --init-from does."),
+        typer.Option(
+            min=0, help="Epochs on the path; 0 skips it, as --init-from and a CPU do by default."
+        ),
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,
     limit: Annotated[
@@ -91,7 +93,7 @@ def distill(
     from ecinn.data.own import OwnData
     from ecinn.flow.device import resolve_device
     from ecinn.training.distillation import distill_classifier
-    from ecinn.training.student import CONTINUED, queries_needed, student_recipe
+    from ecinn.training.student import path_settings, queries_needed, student_recipe
 
     options = {} if settings is None else read_options(settings)
     given: dict[str, Any] = {
@@ -131,14 +133,15 @@ def distill(
         )
         chosen = replace(chosen, epochs=chosen.epochs if epochs is None else epochs)
         if finetune_epochs is not None:
-            tuning = replace(chosen.finetuning or CONTINUED, epochs=finetune_epochs)
+            path = chosen.finetuning or path_settings(chosen, continued=start is not None)
+            tuning = replace(path, epochs=finetune_epochs)
             chosen = replace(chosen, finetuning=tuning if finetune_epochs else None)
         if isinstance(splits, OwnData) and stored is None:
             keep_run(out_dir, splits, chosen)
         on_data, per_epoch = queries_needed(chosen, splits, report_images=report)
-        path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
+        on_path = per_epoch * (chosen.finetuning.epochs if chosen.finetuning else 0)
         err.print(
-            f"{plain(black_box.name)} will be asked about {on_data + path:,} pictures"
+            f"{plain(black_box.name)} will be asked about {on_data + on_path:,} pictures"
             + (f", at most {queries:,}" if queries is not None else "")
         )
         result = distill_classifier(

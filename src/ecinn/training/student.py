@@ -63,15 +63,18 @@ def student_recipe(
     A student that starts from another model has the settings of this model, and its layers are
     trained for a short time, not on the path. With 0 epochs they are kept, and only class means
     and temperature are the student's own.
-    What a recipe says about labels, attributes and other models is left out, and so is the default
-    confidence of a shipped model.
+    A small network, which is planned where there is no GPU, is not trained on the path either:
+    students of clothes then agreed with their classifier on 91 instead of 94 %.
+    What a recipe says about attributes and other models is left out, and so is the default
+    confidence of a shipped model. Label smoothing stays: without it, a classifier's saturated
+    answers drive the class means apart, and fewer counterfactuals convince it.
 
     Args:
         framing: of pictures of your own, whatever the recipe.
     """
     if isinstance(recipe, str):
         recipe = replace(find_recipe(recipe), default_confidence=None)
-    kept = init_from is not None and recipe is None
+    on_path = recipe is not None or (init_from is None and device.type != "cpu")
     if init_from is not None:
         recipe = _continued(init_from, data, recipe)
     if recipe is not None and minutes is not None:
@@ -88,21 +91,26 @@ def student_recipe(
         recipe = replace(
             recipe, dataset=DATASET, framing=framing, mnist_framing=False, face_crop=None
         )
-    # Small batches, as in the first stage: of few images, large ones would make few steps.
-    small = replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size))
-    tuning = None if kept else recipe.finetuning or small
+    tuning = recipe.finetuning or path_settings(recipe)
     if len(data) >= MANY_IMAGES:
         recipe = replace(recipe, augmentation=Augmentation())
     return replace(
         recipe,
         name=f"{recipe.name}-student" if not recipe.name.endswith("student") else recipe.name,
-        finetuning=tuning,
-        label_smoothing=0.0,
+        finetuning=tuning if on_path else None,
         attribute_weight=0.0,
         distillation_weight=0.0,
         init_from=None,
         default_confidence=recipe.default_confidence or CONFIDENCE,
     )
+
+
+def path_settings(recipe: Recipe, *, continued: bool = False) -> FineTuning:
+    """Return settings of training on the path for a student whose recipe has none."""
+    if continued:
+        return CONTINUED
+    # Small batches, as in the first stage: of few images, large ones would make few steps.
+    return replace(ON_THE_PATH, batch_size=min(ON_THE_PATH.batch_size, recipe.batch_size))
 
 
 def _continued(start: Checkpoint, data: Dataset, recipe: Recipe | None) -> Recipe:
