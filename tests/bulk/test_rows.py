@@ -63,8 +63,9 @@ def assert_as_explained(row: Row, model: Model, file: bytes, **options: object) 
         assert row[key] == pair[key]
     for kind, name in (("convincing", "certificate"), ("tipping_point", "tipping_certificate")):
         assert row[name]["winner"] == pair[kind]["winner"]
-        for key in ("posterior", "stored_posterior", "clamped"):
-            assert row[name][key] == pytest.approx(pair[kind][key], abs=1e-3)
+        # In a batch, a pixel on the border of two grey levels may be rounded to the other one.
+        for key, tolerance in (("posterior", 1e-3), ("stored_posterior", 1e-2), ("clamped", 1e-3)):
+            assert row[name][key] == pytest.approx(pair[kind][key], abs=tolerance)
     for picture, stored in (
         ("counterfactual", e.stored_convincing),
         ("tipping_point", e.stored_tipping_point),
