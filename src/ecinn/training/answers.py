@@ -74,9 +74,10 @@ def known_answers(
             f"{path} holds the answers of another classifier or to other images: choose another "
             "folder"
         )
-    if about["init_from"] != start:
+    earlier = about.get("init_from", start)
+    if earlier != start:
         raise InputError(
-            f"the run in {folder} started from {about['init_from'] or 'random layers'}: give the "
+            f"the run in {folder} started from {earlier or 'random layers'}: give the "
             "same --init-from (init_from in Python), or choose another folder"
         )
     black_box.output = black_box.output or about["output"]
