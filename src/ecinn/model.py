@@ -138,10 +138,7 @@ class Model:
         return self.default_confidence, self.default_confidence != ALPHA_1
 
     def fuse(self) -> GenerativeClassifier:
-        """Return the faster copy that is used without gradients; its weights are the first call's.
-
-        Forked processes share it if it was made before.
-        """
+        """Return a faster copy for inference, made once: processes forked afterwards share it."""
         if self._fused is None or self._fused[0] is not self.classifier:
             self._fused = self.classifier, self.classifier.fused()
         return self._fused[1]

@@ -160,7 +160,8 @@ def test_inception_is_loaded_with_the_models_classes(context, tmp_path, monkeypa
     monkeypatch.setattr(faces.Faces, "_cnn", CNN)
     monkeypatch.setattr(faces, "load_inception", read)
     (tmp_path / "Smiling.safetensors").touch()
-    faces.figure_9(with_inception(context, tmp_path))
+    made = faces.figure_9(with_inception(context, tmp_path))
+    assert "on Inception-V3, for the same labels" in made.captions["figure-9b"]
     assert asked == 4 * [(tmp_path / "Smiling.safetensors", ("a", "b"))]
 
 
