@@ -145,9 +145,8 @@ class Model:
 
     @property
     def _network(self) -> GenerativeClassifier | Any:  # noqa: ANN401 (tests put others in)
-        if torch.is_grad_enabled() or not isinstance(self.classifier, GenerativeClassifier):
-            return self.classifier
-        return self.fuse()
+        fusible = isinstance(self.classifier, GenerativeClassifier)
+        return self.classifier if torch.is_grad_enabled() or not fusible else self.fuse()
 
     def encode_with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x) and log |det J| of pixels."""

@@ -72,7 +72,7 @@ def test_command_refuses_in_one_line(small_command, monkeypatch, tmp_path) -> No
     assert "n must be from 2 to 12" in fails(*small_command, "--n", 13, *here)
     assert "no method is called 'lime'" in fails(*small_command, "--methods", "lime", *here)
     assert "cannot read" in fails(*small_command, "--cnn", tmp_path / "none", *here)
-    assert "some.safetensors is not a face model" in fails(
+    assert "needs a face model, and some.safetensors is not one" in fails(
         *small_command, "--cnn", "residual", *here
     )
 

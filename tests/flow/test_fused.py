@@ -54,7 +54,9 @@ def test_a_model_uses_it_without_gradients_only() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         model.encode_with_log_det(x.requires_grad_())
     model = small_model()
+    copy = model.fuse()
     model.encode(x.detach())
+    assert model.fuse() is copy  # made once
     model.classifier.inn = None  # what was encoded with is a copy
     with torch.no_grad():
         torch.testing.assert_close(model.encode_with_log_det(x), (z, log_det))

@@ -99,7 +99,7 @@ def test_the_rate_falls_to_a_tenth_after_each_milestone() -> None:
     assert rates == pytest.approx([0.07, 0.07, 0.007, 0.007, 0.0007, 0.0007])
     assert learning_rate(MNIST, 0.55) == pytest.approx(MNIST.learning_rate / 2)
     for wrong in (0.0, 1.0, 50.0):
-        with pytest.raises(InputError, match="shares of the run"):
+        with pytest.raises(InputError, match="fractions of the run"):
             SGD((wrong,))
 
 

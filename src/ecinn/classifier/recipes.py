@@ -43,7 +43,7 @@ class SGD:
     """Stochastic gradient descent with momentum, as in IB-INN and the paper."""
 
     milestones: tuple[float, ...]
-    """Shares of the run after which the learning rate is divided by ten."""
+    """Fractions of the run after which the learning rate is divided by ten."""
     momentum: float = 0.9
     """Momentum of all weights except the class means, which have none."""
     means_lr_factor: float = 1.0
@@ -54,7 +54,7 @@ class SGD:
         for milestone in self.milestones:
             if not 0 < milestone < 1:
                 raise InputError(
-                    f"milestones are shares of the run, between 0 and 1, not {milestone:g}"
+                    f"milestones are fractions of the run, between 0 and 1, not {milestone:g}"
                 )
 
 

@@ -41,8 +41,8 @@ def heatmaps_benchmark(
     cnn: Annotated[
         str | None,
         typer.Option(
-            help="A network to explain as well: residual, the shipped judge of faces, or a file "
-            "of `ecinn inception`."
+            help="Also explain this network: residual (a shipped face judge) or a file that "
+            "`ecinn inception` wrote."
         ),
     ] = None,
     methods: Annotated[
@@ -87,7 +87,7 @@ def heatmaps_benchmark(
     if cnn == RESIDUAL:
         attribute = recipe.dataset.removeprefix("celeba/")
         if attribute == recipe.dataset:
-            raise InputError(f"{RESIDUAL} is a judge of faces, and {model} is not a face model")
+            raise InputError(f"--cnn {RESIDUAL} needs a face model, and {model} is not one")
         judges = load_face_judges(device=explainer.device)
         network, errors = judges.classifier(attribute), judges.record["errors"]
         about = {

@@ -65,12 +65,12 @@ def distill(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of the first stage; 0 keeps the layers of --init-from."),
+        typer.Option(min=0, help="Epochs of the first stage; 0 keeps the layers of --init-from."),
     ] = None,
     finetune_epochs: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Epochs on the path; 0 skips it, as --init-from and a CPU do by default."
+            min=0, help="Epochs on the path; by default 0 with --init-from and on a CPU."
         ),
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,

@@ -130,9 +130,9 @@ def _normalised(convolution: nn.Conv2d, activation: nn.Module) -> list[nn.Module
 
 
 class AttributeClassifier(nn.Module):
-    """A judge as a classifier of one attribute with logit ℓ: logits 0 and ℓ, softmax σ(ℓ).
+    """Use a judge as a binary classifier of one attribute: its logits are 0 and ℓ.
 
-    Unlike Inception-V3 it reads the 64×64 pixels themselves, so that nothing smooths its maps.
+    Unlike Inception-V3, it does not resize its images, so nothing smooths its heatmaps.
     """
 
     def __init__(self, network: nn.Module, attribute: str) -> None:

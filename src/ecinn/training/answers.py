@@ -41,7 +41,7 @@ def keep_answers(
     folder: Path,
     start: str | None = None,
 ) -> None:
-    """Write the answers, the queries so far, the planned epochs of fine-tuning, and the start."""
+    """Write the answers, the queries so far, the epochs on the path and the initial model."""
     about = {
         "kind": "answers",
         "queries": black_box.queries,

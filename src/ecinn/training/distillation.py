@@ -210,7 +210,7 @@ def distill(
             f"predict is a function from pictures to probabilities, not {type(predict).__name__}"
         )
     if epochs is not None and (epochs < 0 or (epochs == 0 and init_from is None)):
-        raise InputError("epochs are at least 1, or 0 to keep the layers of init_from")
+        raise InputError("epochs must be at least 1, or 0 to keep the layers of init_from")
     asked = class_names is None
     if class_names is None:
         outputs = _outputs(predict, stored, preprocessing, timeout)

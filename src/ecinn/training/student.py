@@ -35,8 +35,8 @@ MANY_IMAGES = 20_000
 """Number of images from which on a student's images are not augmented: the classifier may answer
 differently about a shifted image. With fewer images, the student would memorise them."""
 CONTINUED_IMAGES, CONTINUED_LARGE_IMAGES = 10_000, 2_000
-"""Images on which the layers of another model are trained, counted once per epoch, and at least
-one epoch: a minute of one CPU core for digits, a few for faces."""
+"""Small and large images on which another model's layers are trained, summed over epochs; at
+least one epoch. On one CPU core, this takes a minute for digits and a few for faces."""
 LARGE_IMAGE = 4096
 """Values above which an image is large."""
 MOST_EPOCHS = 20

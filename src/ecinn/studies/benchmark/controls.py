@@ -138,7 +138,7 @@ def run_controls(
 ) -> tuple[Controls, list[Model]]:
     """Run both controls on digits of 28×28 pixels; return also all students.
 
-    Each is made twice: with students from random weights, and from another model's.
+    Each runs twice: with students that start from random weights, and from another model.
     """
     pair, every = halved(digits, DIGITS), halved(digits)
     both = [replace(study, started=started) for started in (False, True)]
@@ -353,7 +353,7 @@ def control_tables(result: Controls) -> tuple[Table, ...]:
 
 
 def _layers(student: Shortcut | Reasons) -> str:
-    return "another model's" if student.started else "random"
+    return "another model" if student.started else "random weights"
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
