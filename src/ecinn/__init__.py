@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ecinn.training.fitting import fit
     from ecinn.training.loop import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "RECIPES",
