@@ -38,6 +38,32 @@ def _alpha_0(n: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return alpha, delta
 
 
+def test_bent_direction_leads_to_q_and_away_from_what_was_seen(numbers) -> None:
+    """Component by component, image by image."""
+    n, rho = numbers, equations.TAKEN_BACK
+    g = torch.Generator().manual_seed(BATCH)
+    seen = torch.rand((BATCH, CLASSES), generator=g, dtype=torch.float64)
+    seen[torch.arange(BATCH), n["q"]] = 0
+    seen = seen / seen.sum(1, keepdim=True)
+    seen[0] = 0
+    bent = equations.bent_direction(n["z"], n["mu_bar"], n["p"], n["q"], seen)
+    for row in range(BATCH):
+        p, q = n["mu_bar"][n["p"][row]], n["mu_bar"][n["q"][row]]
+        if row == 0:
+            assert torch.equal(bent[0], q - p)
+            continue
+        parts = [
+            2 * q[d]
+            - p[d]
+            - sum(seen[row, y] * n["mu_bar"][y, d] for y in range(CLASSES))
+            + rho * (p[d] - n["z"][row, d])
+            for d in range(DIM)
+        ]
+        length, wanted = math.sqrt(sum(float(v) ** 2 for v in parts)), float((q - p).norm())
+        expected = torch.stack(parts) * wanted / length
+        torch.testing.assert_close(bent[row], expected)
+
+
 def test_log_likelihood_is_the_gaussian_density_times_the_jacobian(numbers) -> None:
     n = numbers
     ours = equations.log_likelihood(n["z"], n["log_det"], n["mu"])

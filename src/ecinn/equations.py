@@ -14,6 +14,8 @@ FARTHEST_ALPHA = 100.0
 """Limit of the search for α; at α = 1 the mean of one class has moved to that of the other."""
 POINTS = 15
 """Values of α that a round of this search tries at once: four bits a round."""
+TAKEN_BACK = 0.5
+"""ρ of the bent direction. Chosen on held-out clothes (docs/your-classifier.md)."""
 
 
 def log_likelihood(
@@ -73,6 +75,25 @@ def latent_direction(
 ) -> Float[Tensor, "*batch dim"]:
     """Δ = μ̄_q − μ̄_p, between measured means of training latents."""
     return mu_bar[q] - mu_bar[p]
+
+
+def bent_direction(
+    z: Float[Tensor, "*batch dim"],
+    mu_bar: Float[Tensor, "classes dim"],
+    p: Int[Tensor, "*batch"],
+    q: Int[Tensor, "*batch"],
+    instead: Float[Tensor, "*batch classes"],
+) -> Float[Tensor, "*batch dim"]:
+    """Δ′ ∝ Δ + (μ̄_q − Σ_y w_y μ̄_y) + ρ(μ̄_p − z), scaled to ‖Δ‖; Δ itself where w = 0.
+
+    Ours, for a classifier that is not the flow: w_y is how much it sees of class y instead of q
+    along Δ. Δ′ also leads away from these classes, and reduces what sets the image apart from its
+    class.
+    """
+    delta = latent_direction(mu_bar, p, q)
+    bent = delta + mu_bar[q] - instead @ mu_bar + TAKEN_BACK * (mu_bar[p] - z)
+    bent = bent * (delta.norm(dim=-1, keepdim=True) / bent.norm(dim=-1, keepdim=True))
+    return torch.where(instead.any(-1, keepdim=True), bent, delta)
 
 
 def decision_boundary(

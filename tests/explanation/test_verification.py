@@ -13,7 +13,9 @@ from ecinn.explanation.counterfactual import explain
 from ecinn.explanation.result import FARTHEST, Explanation, join
 from ecinn.explanation.verification import (
     MAX_QUERIES,
+    STRAIGHT,
     TORN,
+    besides,
     next_alpha,
     request_margin,
     tie_margin,
@@ -227,6 +229,68 @@ def test_the_best_point_is_kept_where_the_confidence_does_not_exist() -> None:
         assert float(e.convincing_certificate.answer[0, 0, 1]) == float(
             reader.predict(asked)[:, 1].max()
         )
+
+
+def a_third_class_in_the_way(n: int = 12) -> tuple[Student, Linear, Tensor]:
+    """Along Δ from 0 to 1, the classifier sees 2; away from the mean of 2, it sees 1."""
+    student, reader, x = draw(4, classes=3, n=n)
+    mu, delta = student.mu, student.mu[1] - student.mu[0]
+    other = mu[2] - delta * (mu[2] @ delta) / delta.square().sum()  # says nothing about Δ
+    reader.weight = torch.stack([0 * delta, 3 * delta, 3 * delta + 4 * other])
+    reader.bias = torch.zeros(3).double()
+    z, _ = student.encode_with_log_det(x)
+    # At the image 0 is seen, and far along Δ it is 2, by a margin of 1 or more.
+    reader.bias[1:] = -2 - (z @ (3 * delta)).max()
+    reader.bias[2] += 1 - (z @ (4 * other)).min()
+    reader.bias[0] = (reader.logits(z)[:, 1:].amax(1)).max() + 2
+    return student, reader, x
+
+
+def test_the_direction_is_bent_where_another_class_is_in_the_way(monkeypatch) -> None:
+    student, reader, x = a_third_class_in_the_way()
+    e = explain(student, student.mu, x, 1, reader=reader, path=5)
+    assert e.explained.all()
+    assert e.verification.bent.all()
+    assert (e.verification.queries > STRAIGHT).all()
+    assert (e.verification.queries <= MAX_QUERIES).all()
+    assert sum(len(images) for images in reader.asked) == len(x) + int(
+        e.verification.queries.sum()
+    )
+    # What it saw instead is an answer about a point of Δ, without q.
+    asked = [reader.predict(images) for images in reader.asked[1 : 1 + STRAIGHT]]
+    seen = torch.stack([besides(answers, e.q[:, 0]) for answers in asked]).double()
+    assert ((seen - e.verification.instead[:, 0]).abs().amax(2).amin(0) < 1e-6).all()
+    # The counterfactual and its path lie on the bent line.
+    z, _ = student.encode_with_log_det(x)
+    delta = e.direction(z[:, None], student.mu)
+    assert (delta - (student.mu[1] - student.mu[0])).norm(dim=-1).min() > 1
+    moved, _ = student.encode_with_log_det(e.convincing[:, 0])
+    torch.testing.assert_close(moved - z, e.alpha * delta[:, 0])
+    halfway, _ = student.encode_with_log_det(e.path.images[:, 0, 2])
+    torch.testing.assert_close(halfway - z, 0.5 * e.alpha * delta[:, 0])
+    assert all(pair["bent"] for image in e.to_dict()["images"] for pair in image["targets"])
+    assert "leads away from 2, which linear saw instead" in e.notes[0][0]
+    # Along Δ alone nothing is explained.
+    monkeypatch.setattr("ecinn.explanation.verification.STRAIGHT", MAX_QUERIES)
+    alone = explain(student, student.mu, x, 1, reader=reader)
+    assert not alone.explained.any()
+    assert not alone.verification.bent.any()
+
+
+def test_a_bent_direction_that_helps_nothing_is_not_taken() -> None:
+    student, reader, x = draw(4, classes=3)
+    reader.bias = reader.bias + torch.tensor([0.0, -1e4, 0.0])
+    e = explain(student, student.mu, x, 1, confidence=0.9, reader=reader)
+    z, _ = student.encode_with_log_det(x)
+    assert not e.verification.bent.any()
+    delta = (student.mu[1] - student.mu[0]).expand(len(x), 1, -1)
+    assert torch.equal(e.direction(z[:, None], student.mu), delta)
+
+
+def test_besides_is_the_answer_without_q() -> None:
+    answers = torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
+    seen = besides(answers, torch.tensor([0, 1]))
+    torch.testing.assert_close(seen, torch.tensor([[0.0, 0.6, 0.4], [0.5, 0.0, 0.5]]))
 
 
 def test_explanations_with_answers_are_stored_joined_and_cut(tmp_path: Path) -> None:

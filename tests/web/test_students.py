@@ -100,7 +100,7 @@ def test_the_answer_names_both_readers_and_the_queries(student: Model, address: 
     assert answer["classifier"]["not_explained"] == 1
     (image,), (expected_image,) = answer["images"], expected["images"]
     for target, alone in zip(image["targets"], expected_image["targets"], strict=True):
-        for key in ("explained", "tied", "queries"):
+        for key in ("explained", "tied", "bent", "queries"):
             assert target[key] == alone[key], key
         assert target["alpha"] == pytest.approx(alone["alpha"], abs=1e-3)
         for kind in ("tipping_point", "convincing"):
@@ -122,6 +122,10 @@ def test_sentences_say_who_reads_what(student: Model) -> None:
     assert explained[-1].endswith(f"the input and {int(e.verification.queries[0, 0])} pictures.")
     assert failed[0].startswith("Not explained: nearest.pt never reads an 8.")
     assert "Nearest to a tie" in " ".join(failed)
+    instead = torch.nn.functional.one_hot(torch.tensor([[3, 3]]), 10).double()
+    verification = dataclasses.replace(e.verification, instead=instead)
+    bent = sentences(dataclasses.replace(e, verification=verification), 0, 0)
+    assert "The change also leads away from 3, which nearest.pt saw instead." in bent
     far = sentences(dataclasses.replace(e, alpha=e.alpha + 4), 0, 0)
     assert f"only far outside (α = {float(e.alpha[0, 0]) + 4:.1f})" in far[0]
 

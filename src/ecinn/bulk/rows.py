@@ -31,7 +31,7 @@ IMAGE = (
 )  # fmt: skip
 TARGET = (
     "alpha", "alpha_0", "alpha_1", "reachable", "highest", "as_requested", "explained", "tied",
-    "queries", "corrections", "passes", "third_class",
+    "bent", "queries", "corrections", "passes", "third_class",
 )  # fmt: skip
 """Keys of the JSON of an explanation that become columns, besides its certificates."""
 Row = dict[str, Any]

@@ -193,7 +193,10 @@ def explain(
     line = Line(z_line, delta, q)
     verified = None
     if reader is not None:
-        verified = verify(classifier, line, read[explained], alpha_0, alpha, reader, wanted)
+        verified = verify(
+            classifier, mu_bar, line, read[explained], alpha_0, alpha, reader, wanted
+        )
+        line = Line(z_line, verified.delta, q)
         alpha_0, alpha = verified.tipping.alpha, verified.convincing.alpha
     steps = _steps(path, alpha)
     ends = [] if verified else [alpha_0[..., None], alpha[..., None]]
@@ -258,6 +261,7 @@ def explain(
             verified.uncorrected,
             queries=verified.queries,
             tied=verified.tied,
+            instead=verified.instead,
         ),
     )
 

@@ -84,6 +84,8 @@ def notes(e: Explanation, index: int) -> tuple[str, ...]:
         if e.verification is not None:
             if not bool(_explained(e)[index, target]):
                 said.append(f"to {name}: {_not_explained(e, e.verification, index, target)}")
+            if bool(e.verification.bent[index, target]):
+                said.append(f"to {name}: {bent_in_words(e, e.verification, index, target)}")
         elif not bool(e.reachable[index, target]):
             highest = float(e.convincing_certificate.posterior[index, target, q])
             said.append(f"to {name}: {percent(highest)} is the highest reachable confidence")
@@ -104,6 +106,12 @@ def _not_explained(e: Explanation, v: Verification, index: int, target: int) -> 
         return f"not explained: {v.classifier} gives {share} only far outside (α = {alpha:.1f})"
     asked = int(v.queries[index, target])
     return f"not explained: {v.classifier} gives {share} at best, after {asked} queries"
+
+
+def bent_in_words(e: Explanation, v: Verification, index: int, target: int) -> str:
+    """Say that the direction is bent, and from which class most of all."""
+    most = e.named(int(v.instead[index, target].argmax()))
+    return f"the change also leads away from {most}, which {v.classifier} saw instead"
 
 
 def _explained(e: Explanation) -> Bool[Tensor, "batch targets"]:
@@ -141,6 +149,7 @@ def _target(e: Explanation, index: int, target: int) -> dict[str, Any]:
         asked = {
             "explained": bool(_explained(e)[index, target]),
             "tied": bool(e.verification.tied[index, target]),
+            "bent": bool(e.verification.bent[index, target]),
             "queries": queries,
         }
     return {

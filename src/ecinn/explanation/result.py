@@ -95,6 +95,14 @@ class Verification:
     tied: Bool[Tensor, "batch targets"]
     """True where it is torn between p and q at the tipping point. Elsewhere the tipping point is
     the picture nearest to a tie, of those that it was asked about."""
+    instead: Float[Tensor, "batch targets classes"]
+    """What it saw instead of q where no answer along Δ reached the request: there the direction is
+    bent away from these classes (`equations.bent_direction`). All 0 where the direction is Δ."""
+
+    @property
+    def bent(self) -> Bool[Tensor, "batch targets"]:
+        """True where the direction is bent."""
+        return self.instead.any(-1)
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,15 @@ class Explanation:
         all classes, where a classifier may say anything, q included.
         """
         return None if self.verification is None else self.as_requested & (self.alpha <= FARTHEST)
+
+    def direction(
+        self, z: Float[Tensor, "batch targets dim"], mu_bar: Float[Tensor, "classes dim"]
+    ) -> Float[Tensor, "batch targets dim"]:
+        """Return Δ of every pair, or the bent direction on which its counterfactual lies."""
+        p = self.p[:, None].expand_as(self.q)
+        if self.verification is None:
+            return equations.latent_direction(mu_bar, p, self.q)
+        return equations.bent_direction(z, mu_bar, p, self.q, self.verification.instead)
 
     @property
     def typical(self) -> Bool[Tensor, " batch"] | None:

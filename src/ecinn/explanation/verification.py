@@ -17,6 +17,9 @@ MAX_QUERIES = 8
 """Pictures that the reader is asked about for every image and target, besides the image."""
 RESERVED = 1
 """Of these, the queries that are kept for the tipping point."""
+STRAIGHT = 3
+"""Queries along Δ. If none of the answers reaches the request, the remaining queries are spent
+along a bent direction. Chosen on held-out clothes (docs/your-classifier.md)."""
 NEAREST_END = 0.1
 """Smallest share of a bracket between a new point and its ends."""
 GOLDEN = 0.382
@@ -47,10 +50,15 @@ class Verified:
     queries: Int[Tensor, "batch targets"]
     tied: Bool[Tensor, "batch targets"]
     """True where the reader is torn between p and q at the tipping point."""
+    instead: Answers
+    """What the reader saw instead of q, where the direction is bent; all 0 where it is Δ."""
+    delta: Float[Tensor, "batch targets dim"]
+    """The direction, bent or not."""
 
 
 def verify(
     student: InvertibleClassifier,
+    mu_bar: Float[Tensor, "classes dim"],
     line: Line,
     original: Float[Tensor, "batch classes"],
     alpha_0: PerPair,
@@ -60,10 +68,9 @@ def verify(
 ) -> Verified:
     """Ask the reader about stored points of every line until it answers as requested.
 
-    All lines are searched together, one query each at a time. First α is corrected until the
-    reader answers q, or gives q the confidence; the queries that are left are spent on the point
-    at which the reader is torn between p and q. Every answer narrows both brackets. Where all
-    points fail, the best of them is kept.
+    Where none of the first `STRAIGHT` answers reaches the request, the direction is bent away from
+    what the reader saw instead of q, and the search starts again with the remaining queries. The
+    better of the two results is kept.
 
     Args:
         original: the reader's answers on the images; p is their largest.
@@ -73,20 +80,130 @@ def verify(
     shape, targets = line.q.shape, line.q.shape[1]
     z, delta, q = (each.flatten(0, 1) for each in (line.z, line.delta, line.q))
     original = original.repeat_interleave(targets, 0).to(z)
+    instead = torch.zeros_like(original)
+    found = _search(
+        student, z, delta, q, original, alpha_0.flatten(), alpha.flatten(), reader, confidence,
+        stop_after=STRAIGHT,
+    )  # fmt: skip
+    uncorrected = found.first
+    rows = found.stopped.nonzero()[:, 0]
+    if len(rows):
+        p, seen = original[rows].argmax(1), besides(found.end.answer[rows], q[rows])
+        bent = equations.bent_direction(z[rows], mu_bar, p, q[rows], seen)
+        guesses = _student_alphas(student, z[rows], bent, p, q[rows], confidence)
+        again = _search(
+            student, z[rows], bent, q[rows], original[rows], *guesses, reader, confidence,
+            queries=MAX_QUERIES - STRAIGHT,
+        )  # fmt: skip
+        better = again.end.miss < found.end.miss[rows]
+        delta, kept = delta.clone(), rows[better]
+        delta[kept], instead[kept] = bent[better], seen[better]
+        found.replace(rows, better, again)
+    best = _read_by_student(student, z, delta, (found.tip, found.end))
+    tipping, convincing = (
+        Ends(*(part.unflatten(0, shape) for part in (*reading, each.alpha, each.image, steps)))
+        for reading, each, steps in zip(
+            best, (found.tip, found.end), (torch.zeros_like(q), found.corrections), strict=True
+        )
+    )
+    return Verified(
+        tipping,
+        convincing,
+        tipping_answer=found.tip.answer.unflatten(0, shape),
+        answer=found.end.answer.unflatten(0, shape),
+        uncorrected=uncorrected.unflatten(0, shape),
+        queries=found.asked.unflatten(0, shape),
+        tied=(found.tip.miss <= TORN).unflatten(0, shape),
+        instead=instead.unflatten(0, shape),
+        delta=delta.unflatten(0, shape),
+    )
+
+
+def besides(
+    answer: Float[Tensor, "pairs classes"], q: Int[Tensor, " pairs"]
+) -> Float[Tensor, "pairs classes"]:
+    """p(y) / (1 − p(q)) of every class but q, and 0 for q."""
+    others = answer.clamp(min=FLOOR).scatter(1, q[:, None], 0.0)
+    return others / others.sum(1, keepdim=True)
+
+
+def _student_alphas(
+    student: InvertibleClassifier,
+    z: Float[Tensor, "pairs dim"],
+    delta: Float[Tensor, "pairs dim"],
+    p: Int[Tensor, " pairs"],
+    q: Int[Tensor, " pairs"],
+    confidence: float | None,
+) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
+    """Return the α at which the student is torn between p and q, and that of the request."""
+    alpha_0 = equations.tipping_point_alpha(z, delta, student.mu[p], student.mu[q])
+    if confidence is None:
+        return alpha_0, equations.convincing_alpha(alpha_0)
+    return alpha_0, equations.confident_alpha(z, delta, student.mu, student.tau, q, confidence)[0]
+
+
+@dataclass
+class _Found:
+    """The result of a search along one line for every pair."""
+
+    end: "_Best"
+    tip: "_Best"
+    first: Float[Tensor, "pairs classes"]
+    """The answer to the first query."""
+    asked: Int[Tensor, " pairs"]
+    corrections: Int[Tensor, " pairs"]
+    stopped: Bool[Tensor, " pairs"]
+    """True where the search stopped early, because no answer had reached the request."""
+
+    def replace(
+        self, rows: Int[Tensor, " rows"], better: Bool[Tensor, " rows"], other: "_Found"
+    ) -> None:
+        """Add the queries of another search of these rows; take its result where it is better."""
+        self.asked[rows] += other.asked
+        self.corrections[rows] += 1 + other.corrections
+        for mine, its in ((self.end, other.end), (self.tip, other.tip)):
+            for name in ("miss", "alpha", "image", "answer"):
+                getattr(mine, name)[rows[better]] = getattr(its, name)[better]
+
+
+def _search(
+    student: InvertibleClassifier,
+    z: Float[Tensor, "pairs dim"],
+    delta: Float[Tensor, "pairs dim"],
+    q: Int[Tensor, " pairs"],
+    original: Float[Tensor, "pairs classes"],
+    first_tip: Float[Tensor, " pairs"],
+    first_end: Float[Tensor, " pairs"],
+    reader: Reader,
+    confidence: float | None,
+    queries: int = MAX_QUERIES,
+    stop_after: int | None = None,
+) -> _Found:
+    """Search all lines z + αΔ together, one query each at a time.
+
+    First α is corrected until the reader answers q, or gives q the confidence; the queries that
+    are left are spent on the point at which the reader is torn between p and q. Every answer
+    narrows both brackets. Where all points fail, the best of them is kept.
+
+    Args:
+        stop_after: queries after which a line is given up if no answer has reached the request.
+    """
     p = original.argmax(1)
     # The student may see q already where the reader sees p: start towards q all the same.
-    first_end, first_tip = alpha.flatten(), alpha_0.flatten()
     first_end = torch.where(first_end > 0, first_end, STEPS[1])
     # Column 0 is the image itself, whose answer is known.
-    alphas = z.new_zeros((len(q), 1 + MAX_QUERIES))
+    alphas = z.new_zeros((len(q), 1 + queries))
     answers = z.new_zeros((*alphas.shape, original.shape[1]))
     answers[:, 0] = original
     asked, corrections = torch.zeros_like(q), torch.zeros_like(q)
-    fulfilled, torn, tip_tried = (torch.zeros_like(q, dtype=torch.bool) for _ in range(3))
+    fulfilled, torn, tip_tried, stopped = (torch.zeros_like(q, dtype=torch.bool) for _ in range(4))
     end, tip = _Best(original), _Best(original)
-    for number in range(MAX_QUERIES):
-        for_tip = fulfilled | (number >= MAX_QUERIES - RESERVED)
-        rows = (~torch.where(for_tip, torn, fulfilled)).nonzero()[:, 0]
+    for number in range(queries):
+        if number == stop_after:
+            margins = request_margin(answers[:, : number + 1], q, confidence)
+            stopped = ~fulfilled & (margins < 0).all(1)
+        for_tip = fulfilled | (number >= queries - RESERVED)
+        rows = (~torch.where(for_tip, torn, fulfilled) & ~stopped).nonzero()[:, 0]
         if not len(rows):
             break
         tips = for_tip[rows]
@@ -109,22 +226,7 @@ def verify(
         tie = tie_margin(answer[:, None], p[rows], q[rows])[:, 0].abs()
         tip.update(rows, tie, at, image, answer)
         fulfilled, torn = end.miss == 0, tip.miss <= TORN
-    best = _read_by_student(student, z, delta, (tip, end))
-    tipping, convincing = (
-        Ends(*(part.unflatten(0, shape) for part in (*reading, each.alpha, each.image, steps)))
-        for reading, each, steps in zip(
-            best, (tip, end), (torch.zeros_like(q), corrections), strict=True
-        )
-    )
-    return Verified(
-        tipping,
-        convincing,
-        tipping_answer=tip.answer.unflatten(0, shape),
-        answer=end.answer.unflatten(0, shape),
-        uncorrected=answers[:, 1].unflatten(0, shape),
-        queries=asked.unflatten(0, shape),
-        tied=torn.unflatten(0, shape),
-    )
+    return _Found(end, tip, answers[:, 1], asked, corrections, stopped)
 
 
 class _Best:

@@ -257,7 +257,7 @@ def _path_difference(
 ) -> Float[Tensor, " batch"]:
     """|p_student − p_classifier| at a random point between every image and its counterfactual."""
     z, _ = student.encode_with_log_det(e.x)
-    delta = equations.latent_direction(student.mu_bar, e.p, e.q[:, 0])
+    delta = e.direction(z[:, None], student.mu_bar)[:, 0]
     alpha = e.alpha[:, 0] * torch.rand(len(e), generator=generator).to(e.alpha)
     differences = []
     for rows in torch.arange(len(e)).split(100):

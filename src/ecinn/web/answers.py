@@ -15,7 +15,7 @@ from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import data_url, percent
-from ecinn.explanation.files import write_pictures
+from ecinn.explanation.files import bent_in_words, write_pictures
 from ecinn.explanation.result import ALPHA_1, Explanation, Verification
 from ecinn.pixels import to_uint8
 from ecinn.web.passes import Prediction
@@ -161,6 +161,9 @@ def _verified_sentences(
             f"Not explained: {v.classifier} {does}. The best of {queries} pictures that it was "
             f"asked about is shown ({name[q]}: {best}).",
         )
+    if bool(v.bent[row, column]):
+        words = bent_in_words(e, v, row, column)
+        lines.append(f"{words[0].upper()}{words[1:]}.")
     at_tie = e.tipping_certificate.verdict[row, column]
     tie = f"{name[p]} {percent(float(at_tie[p]))}, {name[q]} {percent(float(at_tie[q]))}"
     third = int(e.third_class[row, column])

@@ -197,10 +197,12 @@ def _add_paths(
     for place, (question, e) in enumerate(zip(questions, answers, strict=True)):
         if question.steps and isinstance(e, Explanation):
             alphas = path_alphas(question, e)
-            delta = equations.latent_direction(model.mu_bar, e.p[:, None].expand_as(e.q), e.q)
+            z = latents[place][e.indices][:, None].expand(*e.q.shape, -1)
+            delta = e.direction(z, model.mu_bar)
             shape = (*alphas.shape, -1)
-            z = latents[place][e.indices][:, None, None].expand(shape)
-            z_hat = equations.corrected_latent(z, alphas, delta[:, :, None].expand(shape))
+            z_hat = equations.corrected_latent(
+                z[:, :, None].expand(shape), alphas, delta[:, :, None].expand(shape)
+            )
             lines.append((place, e, alphas, z_hat))
     if not lines:
         return

@@ -258,6 +258,10 @@ class TargetAnswer(BaseModel):
         default=None,
         description="True if the classifier is torn between the two classes at the tipping point.",
     )
+    bent: bool | None = Field(
+        default=None,
+        description="True if the direction is bent away from what the classifier saw instead.",
+    )
     queries: int | None = Field(
         default=None,
         description="Pictures that the classifier was asked about, besides the input.",
