@@ -287,6 +287,25 @@ def test_a_bent_direction_that_helps_nothing_is_not_taken() -> None:
     assert torch.equal(e.direction(z[:, None], student.mu), delta)
 
 
+def test_the_direction_stays_where_an_answer_is_too_sure_of_q() -> None:
+    """The answer turns so steeply that more than three queries are needed, all of them along Δ."""
+
+    class Steep(Linear):
+        def logits(self, z: Tensor) -> Tensor:
+            pair = super().logits(z)
+            margin = pair[:, 1] - pair[:, 0]
+            steep = 30 * (margin / 20).pow(3) + 2 * margin.sign()
+            return torch.stack([torch.zeros_like(steep), steep], 1)
+
+    student, linear, x = draw(1)
+    reader = Steep(student, linear.weight, linear.bias)
+    e = explain(student, student.mu, x, 1, confidence=0.5, reader=reader)
+    assert e.verification.queries.min() > STRAIGHT
+    assert (e.verification.uncorrected[..., 1] > 0.55).any()
+    too_sure = e.verification.uncorrected[:, 0, 1] > 0.55
+    assert not e.verification.bent[too_sure].any()
+
+
 def test_besides_is_the_answer_without_q() -> None:
     answers = torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
     seen = besides(answers, torch.tensor([0, 1]))
