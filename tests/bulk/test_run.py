@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -343,6 +345,29 @@ def test_problems_are_one_line_and_write_nothing(
         assert words in line
         left = {*tmp_path.rglob("*")} - before
         assert not [path for path in left if path.name.startswith("part-")]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_without_ray_is_refused_before_ray_waits_for_it(
+    answer: bytes, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from ecinn.bulk import many_machines
+
+    monkeypatch.setattr(many_machines, "PATIENCE", 0.5)
+    monkeypatch.setattr(many_machines.ray, "init", lambda **_: pytest.fail("it would wait"))
+    command = ["bulk", pictures, "--model", model, "--out", tmp_path / "o", "--engine", "ray"]
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+
+        def reply() -> None:
+            with server.accept()[0] as client:
+                client.sendall(answer)
+                client.recv(99)
+
+        if answer:
+            pool.submit(reply)
+        address = "{}:{}".format(*server.getsockname())
+        assert address in fails(*command, "--address", address)
 
 
 def test_names_that_are_not_utf_8_are_escaped(model: Path, tmp_path: Path) -> None:

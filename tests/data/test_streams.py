@@ -1,5 +1,6 @@
 """Streams: every picture exactly once, whatever the kind of data, the blocks and their order."""
 
+import os
 import random
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_damaged_files_are_refused_before_anything_is_explained(kind: str, tmp_p
     with pytest.raises(InputError) as error:
         open_stream(path)
     assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
     if kind == "parquet column":
         assert "'image'" in str(error.value)
         assert "picture" in str(error.value)
@@ -148,3 +150,22 @@ def test_blocks_of_names_are_read_as_they_were_listed(tmp_path: Path) -> None:
     block = Block(0, str(tmp_path), 0, 2, ("a.png", "gone.png"))
     found = [(key, load()) for key, load in Blocks("folder").read(block)]
     assert found == [("a.png", tmp_path / "a.png"), ("gone.png", tmp_path / "gone.png")]
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    picture = png(random_images(1, 1, 3, seed=6).images[0])
+    for name in ("in/a", "in/b", "elsewhere"):
+        tmp_path.joinpath(name).mkdir(parents=True)
+        tmp_path.joinpath(name, "x.png").write_bytes(picture)
+    links = {"c": "../elsewhere", "a/up": "..", "a/self": ".", "a/d": "../b", "b/e": "../a"}
+    for name, target in links.items():
+        tmp_path.joinpath("in", name).symlink_to(target, target_is_directory=True)
+    expected = {"a/x.png", "b/x.png", "c/x.png", "a/d/x.png", "b/e/x.png"}
+    assert {*open_stream(tmp_path / "in").names} == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(random_images(1, 1, 3, seed=7).images[0]))
+    os.mkfifo(tmp_path / "b.png")
+    assert open_stream(tmp_path).names == ("a.png",)

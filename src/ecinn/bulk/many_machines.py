@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from uuid import uuid4
 
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
@@ -28,7 +28,9 @@ OBJECT_STORE = 150 * 2**20
 ATTEMPTS = 3
 """After so many workers have died over a block, the run stops; Ray would try for ever."""
 PATIENCE = 5.0
-"""Seconds in which a cluster must accept a connection."""
+"""Seconds in which a cluster must accept a connection and answer."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""First bytes of a gRPC client, with a frame of kind 4; a server sends one too."""
 
 
 class Actor:
@@ -117,11 +119,20 @@ def _connect(address: str | None, workers: int | None) -> None:
         return
     try:
         if address != "auto":
-            place = urlsplit(address if "//" in address else f"//{address}")
-            socket.create_connection((place.hostname, place.port or 6379), PATIENCE).close()
+            _greet(urlsplit(address if "//" in address else f"//{address}"))
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"cannot connect to a Ray cluster at {address} ({error}): start one with "
             "`ray start --head`, or correct the address or the token"
         ) from error
+
+
+def _greet(place: SplitResult) -> None:
+    """Raise an `OSError` if there is no gRPC server, for which Ray would wait for minutes."""
+    with socket.create_connection((place.hostname, place.port or 6379), PATIENCE) as server:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        server.sendall(GREETING)
+        if server.recv(9)[3:4] != b"\4":
+            raise ConnectionError("it is not Ray that answers")

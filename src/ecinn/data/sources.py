@@ -132,7 +132,10 @@ def _folders(source: Path) -> Iterator[Pictures]:
 
 
 def walk(folder: Path) -> tuple[list[str], list[str]]:
-    """List all files and folders below a folder, by their relative names; hidden ones are not."""
+    """List all files and folders below a folder, by their relative names.
+
+    Links to folders are followed, unless they lead back. Hidden files and pipes are left out.
+    """
     files, folders = [], []
 
     def fail(error: OSError) -> None:
@@ -140,12 +143,27 @@ def walk(folder: Path) -> tuple[list[str], list[str]]:
             f"cannot read the folder {error.filename}: {error.strerror}; change its permissions"
         )
 
-    for root, inside, names in os.walk(folder, onerror=fail):
-        inside[:] = sorted(name for name in inside if not name.startswith((".", "__")))
-        below = Path(root).relative_to(folder)
-        files += [(below / name).as_posix() for name in sorted(names) if name[0] != "."]
+    for root, inside, names in os.walk(folder, onerror=fail, followlinks=True):
+        here = Path(root)
+        below = here.relative_to(folder)
+        inside[:] = sorted(
+            name
+            for name in inside
+            if not name.startswith((".", "__")) and not _leads_back(here / name)
+        )
+        files += [
+            (below / name).as_posix()
+            for name in sorted(names)
+            if name[0] != "." and not (here / name).is_fifo()
+        ]
         folders += [(below / name).as_posix() for name in inside]
     return files, folders
+
+
+def _leads_back(folder: Path) -> bool:
+    """Return whether a link leads to a folder that holds it."""
+    above = folder.absolute().parents
+    return folder.is_symlink() and any(folder.samefile(parent) for parent in above)
 
 
 def list_archive(path: Path) -> tuple[list[str], list[str], str]:

@@ -16,7 +16,7 @@ import numpy as np
 from ecinn.data.decoded_images import ImageFiles, reader
 from ecinn.data.photographs import Source, image_suffixes
 from ecinn.data.sources import list_archive, walk
-from ecinn.errors import InputError
+from ecinn.errors import InputError, first_line
 from ecinn.progress import Observer, Progress, ignore
 
 Kind = Literal["folder", "zip", "tar", "parquet", "npy"]
@@ -202,8 +202,9 @@ def _tar(path: Path) -> Iterator[Item]:
             if archive.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"bad header at byte {archive.offset:,}")
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = first_line(error).rstrip(":")
         raise InputError(
-            f"{path} is damaged or not a tar archive ({error}): fetch it again, or remove it"
+            f"{path} is damaged or not a tar archive ({reason}): fetch it again, or remove it"
         ) from error
 
 
