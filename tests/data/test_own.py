@@ -359,6 +359,7 @@ def test_damaged_pictures_are_listed_or_left_out(folder: Path, cache: Path) -> N
     own = load_own_data(folder, OwnDataOptions(skip_damaged=True))
     assert len(everything(own)) == 38
     assert {pixels(noise(n)) for n in range(40) if n not in (1, 25)} == everything(own).keys()
+    assert any("cat/01.png" in note and "dog/25.png" in note for note in own.notes)
     with pytest.raises(InputError, match="2 of 40"):  # also from the cache
         load_own_data(folder)
 
@@ -374,8 +375,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "one picture of a class": (few, r"fewer than 3 pictures \(dog\)"),
     "no picture at all": (
         lambda folder: [f.write_bytes(b"x") for f in folder.rglob("*.png")],
-        "none of 40 files .* is a picture",
+        "none of 40 files .* is a picture .* is empty or not an image",
     ),
+    "a pipe": (lambda folder: os.mkfifo(folder / "dog" / "pipe.png"), "1 of 41 .* is a pipe"),
     "no folder": (shutil.rmtree, "there is no"),
     "nothing in it": (lambda folder: [shutil.rmtree(f) for f in folder.iterdir()], "no pictures"),
     "splits and classes": (lambda folder: (folder / "train" / "x").mkdir(parents=True), "others"),

@@ -118,7 +118,8 @@ def _folders(source: Path) -> Iterator[Pictures]:
     if ignored := len(files) - len(held):
         others = sorted({PurePosixPath(name).suffix or name for name in {*files} - {*held}})
         notes.append(
-            f"files that are not pictures were ignored: {ignored:,} ({', '.join(others[:5])})"
+            f"files that are not pictures in class folders were ignored: {ignored:,} "
+            f"({', '.join(others[:5])})"
         )
     with reader(source) as read:
         yield Pictures(
