@@ -215,7 +215,8 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
     likely = [
         name
         for name in header
-        if name.lower() in SPLIT_COLUMNS and {v.lower() for v in found[name]} <= {*SPLIT_NAMES}
+        if name.lower() in SPLIT_COLUMNS
+        and {v.strip().lower() for v in found[name]} & {*SPLIT_NAMES}
     ]
     split = columns.split or next(iter(likely), None)
     rest = [name for name in header if name not in (paths, split)]
