@@ -432,7 +432,8 @@ def test_file_names_may_be_any_bytes(folder: Path) -> None:
 TABLES = {
     "file,label": "no rows",
     "file,label\na.png": "row 2 has 1 columns",
-    "file,label\na.png,": "1 rows have no 'label'",
+    "file,label\na.png,": "1 labels are missing",
+    "file,label,set\na.png,b,Tuesday\nb.png,c,test": "not 'tuesday'",
     "one,two,three\na.png,b,c": "--label-column",
     "one,two\nx,y": "--path-column",
     "file,label,split\na.png,b,monday": "columns? 'nope'",
@@ -475,6 +476,21 @@ def test_arrays_of_other_shapes_and_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").touch()
     with pytest.raises(InputError, match="a kind of data"):
         load_own_data(tmp_path / "a.xlsx")
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0.0, 1.0], [b"0", b"1"], ["0", "1"]])
+def test_labels_of_arrays_are_texts(labels: list[Any], tmp_path: Path) -> None:
+    images = np.stack([noise(n, 16, 1) for n in range(8)])
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array(labels * 4))
+    own = load_own_data(tmp_path / "a.npz")
+    assert {label for label, _ in everything(own).values()} == {"0", "1"}
+
+
+def test_missing_labels_are_counted(tmp_path: Path) -> None:
+    labels = np.array([0, 1, np.nan] * 4)
+    np.savez(tmp_path / "a.npz", images=np.zeros((12, 16, 16), np.uint8), labels=labels)
+    with pytest.raises(InputError, match="4 labels are missing"):
+        load_own_data(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("problem", ["full disk", "Ctrl-C"])

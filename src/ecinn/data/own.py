@@ -94,6 +94,10 @@ def load_own_data(
     """
     options = options or OwnDataOptions()
     with open_pictures(source, options.columns) as pictures:
+        if unlabelled := pictures.labels.count(""):
+            raise InputError(
+                f"{source}: {unlabelled:,} labels are missing: add them, or remove the pictures"
+            )
         names = _class_names(pictures, source) if record is None else record.class_names
         if unknown := sorted({*pictures.labels} - {*names}):
             raise InputError(f"the model was not trained on the class {unknown[0]}: remove it")

@@ -198,7 +198,20 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable table ({error}): save it again") from None
     values = zip(*columns.values(), strict=True)
-    return list(columns), [["" if v is None else str(v) for v in row] for row in values]
+    return list(columns), [[_text(value) for value in row] for row in values]
+
+
+def _text(value: object) -> str:
+    """Return a value of a table or an array as it would stand in a CSV file.
+
+    >>> [_text(value) for value in ("cat", b"cat", 1, 1.0, 1.5, None, float("nan"))]
+    ['cat', 'cat', '1', '1', '1.5', '', '']
+    """
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float):
+        return "" if np.isnan(value) else str(value).removesuffix(".0")
+    return "" if value is None else str(value)
 
 
 def _table(path: Path, header: list[str], rows: list[list[str]], columns: Columns) -> Pictures:
@@ -230,8 +243,6 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
                 "or choose another column with --split-column"
             )
         splits = [SPLIT_NAMES[word] for word in words]
-    if unlabelled := sum(not value.strip() for value in found[labels]):
-        raise InputError(f"{path}: {unlabelled} rows have no {labels!r}: fill or remove them")
     names = [value.strip() for value in found[paths]]
     return Pictures(
         names,
@@ -283,7 +294,7 @@ def _arrays(path: Path) -> Pictures:
         raise InputError(
             f"{path} needs the arrays images and labels, or train_images, train_labels and so on"
         )
-    pictures, numbers, splits = [], [], []
+    pictures, texts, splits = [], list[str](), []
     for key, array in images.items():
         label = np.squeeze(labels[key])
         if label.ndim != 1 or len(label) != len(array):
@@ -292,12 +303,12 @@ def _arrays(path: Path) -> Pictures:
                 "give one label per image"
             )
         pictures.append(_channels_last(array, path))
-        numbers += label.tolist()
+        texts += [_text(value) for value in label.tolist()]
         splits += [SPLIT_NAMES[key]] * len(array) if key else []
     where = [(part, row) for part, array in enumerate(pictures) for row in range(len(array))]
     return Pictures(
         [f"{path.name} image {row}" for row in range(len(where))],
-        [str(n) for n in numbers],
+        texts,
         lambda row: Image.fromarray(pictures[where[row][0]][where[row][1]]),
         f"{path.name} {size_and_time(path)}",
         splits or None,
