@@ -470,9 +470,14 @@ def test_arrays_of_other_shapes_and_kinds_are_refused(tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", **arrays)
         with pytest.raises(InputError, match=says):
             load_own_data(tmp_path / "a.npz")
-    (tmp_path / "a.npz").write_bytes(b"rubbish")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_own_data(tmp_path / "a.npz")
+    np.savez_compressed(tmp_path / "a.npz", images=noise(0, 64), labels=labels)
+    whole = (tmp_path / "a.npz").read_bytes()
+    np.save(tmp_path / "a.npy", images)
+    damaged = whole[:300] + bytes(300) + whole[600:]
+    for content in (b"rubbish", whole[:2000], damaged, (tmp_path / "a.npy").read_bytes()):
+        (tmp_path / "a.npz").write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read"):
+            load_own_data(tmp_path / "a.npz")
     (tmp_path / "a.xlsx").touch()
     with pytest.raises(InputError, match="a kind of data"):
         load_own_data(tmp_path / "a.xlsx")

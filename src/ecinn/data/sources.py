@@ -3,6 +3,8 @@
 import csv
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -283,12 +285,12 @@ def _arrays(path: Path) -> Pictures:
     images: dict[str, Any] = {}
     labels: dict[str, Any] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
             for key in archive.files:
                 if match := _ARRAYS.fullmatch(key.lower()):
                     kind = images if match["kind"][0] in "ix" else labels
                     kind[match["a"] or match["b"] or ""] = archive[key]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} cannot be read ({error}): write it with numpy.savez") from None
     if not images or images.keys() != labels.keys() or not {*images} <= {"", *SPLIT_NAMES}:
         raise InputError(
