@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -384,6 +385,16 @@ def test_ctrl_c_in_distill_says_what_is_kept_and_resumes(tmp_path: Path) -> None
     whole = ecinn.distill(halves, images, verbose=False, **settings)
     for name, value in whole.classifier.state_dict().items():
         assert torch.equal(value, resumed.classifier.state_dict()[name]), name
+
+
+def test_a_corrected_classifier_is_asked_again(tmp_path: Path) -> None:
+    known = data(100, 5)
+    settings = {"recipe": recipe(1), "device": "cpu", "folder": tmp_path, "verbose": False}
+    with pytest.raises(InputError, match="--classes 1,0"):
+        ecinn.distill(lambda x: halves(x).flip(1), known.images, known.labels, **settings)
+    student = ecinn.distill(halves, known.images, known.labels, **settings)
+    assert json.loads((tmp_path / REPORT_FILE).read_text())["accuracy"]["mean"] == 1
+    assert student.class_names == ("0", "1")
 
 
 def test_arrays_become_stored_images_channels_first() -> None:
