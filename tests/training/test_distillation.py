@@ -146,6 +146,17 @@ def test_accuracy_chance_and_another_order_of_outputs(seed: int) -> None:
     assert not guesses.above_chance  # always the same answer
 
 
+def test_a_reader_that_changes_its_mind_is_reported() -> None:
+    student = small_model(classes=3)
+    generator = torch.Generator().manual_seed(0)
+    box = BlackBox(lambda x: torch.randn((len(x), 3), generator=generator), student.class_names)
+    images = random_images(60, 1, 3, 0).images
+    report = measure_agreement(student, box, images, box.predict(images), n=60)
+    assert report.agreement.n == 60
+    assert report.flipped.n < 60  # without those that now are their target
+    assert len(report.random) == 10
+
+
 def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
     student = small_model(classes=3)
     g = torch.Generator().manual_seed(0)
