@@ -17,6 +17,22 @@ NAMES = ("ant", "bee", "cat")
 WEIGHTS = torch.randn((16, 3), generator=torch.Generator().manual_seed(0))
 
 
+class Frame:
+    """Is read by columns, as pandas' DataFrame, but is an array to NumPy."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, column: str) -> None:
+        raise KeyError(column)
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self.values
+
+
 def images(n: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (n, 1, 4, 4), generator=generator).byte()
@@ -38,6 +54,7 @@ def expected(stored: Tensor) -> Tensor:
         (lambda x: logits(x).softmax(1), "probabilities"),
         (lambda x: logits(x).softmax(1).double().numpy(), "probabilities"),
         (lambda x: np.asarray(logits(x)).tolist(), "logits"),
+        (lambda x: Frame(np.asarray(logits(x))), "logits"),
     ],
 )
 def test_logits_and_probabilities_are_recognised(call, output: str) -> None:
@@ -114,6 +131,17 @@ def test_exceptions_and_hangs_are_tried_again_and_then_reported() -> None:
     assert box.queries == ATTEMPTS * 2
     with pytest.raises(EcinnError, match=r"within 0\.05 seconds"):
         BlackBox(lambda x: time.sleep(0.5), NAMES, timeout=0.05).predict(images(1))
+
+
+def test_a_classifier_that_exits_is_not_waited_for() -> None:
+    def leave(_: Tensor) -> None:
+        raise SystemExit(3)
+
+    box = BlackBox(leave, NAMES, timeout=20.0)
+    start = time.monotonic()
+    with pytest.raises(SystemExit):
+        box.predict(images(1))
+    assert time.monotonic() - start < 10
 
 
 def test_threads_get_their_own_answers() -> None:

@@ -119,12 +119,15 @@ def test_class_names_are_read_from_metadata(names: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "broken.pt2", "absent.onnx", "network.h5"])
-def test_files_that_are_no_classifiers_are_refused(folder: Path, name: str) -> None:
+def test_files_that_are_no_classifiers_are_refused(
+    folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "network.h5").touch()
     with pytest.raises(InputError) as error:
         load_network(folder / name)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -145,6 +145,13 @@ class Brighter(nn.Module):
         return 30 * torch.stack([left, right], 1)
 
 
+class Negative(nn.Module):
+    """Logits of the opposite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -x
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
@@ -163,9 +170,7 @@ def half_bright(folder: Path, sides: tuple[int, int]) -> Path:
         path = folder / "pictures" / ("left", "right")[side] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(values.byte().numpy()).save(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.trace(Brighter(), torch.zeros((2, 1, 16, 16))).save(folder / "brighter.pt")
+    save_script(Brighter(), folder / "brighter.pt", 16)
     return folder / "pictures"
 
 
@@ -180,6 +185,11 @@ def test_a_student_of_a_folder_knows_its_pictures(tmp_path: Path) -> None:
     # A first try with a wrong order of the outputs leaves nothing that is in the way.
     code, _, stderr = run(*command, "--classes", "right,left")
     assert code == 2, stderr
+    # Nor does another classifier in a file of the same name.
+    good = (tmp_path / "brighter.pt").read_bytes()
+    save_script(nn.Sequential(Brighter(), Negative()), tmp_path / "brighter.pt", 16)
+    assert "--classes right,left" in run(*command)[2]
+    (tmp_path / "brighter.pt").write_bytes(good)
     code, stdout, stderr = run(*command)
     assert code == 0, stderr
     page = (folder / "distillation.html").read_text()

@@ -116,6 +116,12 @@ def test_unknown_names_and_splits_are_refused(name: str, split: str, words: str)
         load_dataset.__wrapped__(name, split)
 
 
+def test_class_names_differ() -> None:
+    images, labels = torch.zeros((2, 1, 8, 8), dtype=torch.uint8), torch.arange(2)
+    with pytest.raises(InputError, match="same name: ant, ant"):
+        Dataset(images, labels, ("ant", "ant"))
+
+
 def test_first_images_keep_their_attributes(generator: torch.Generator) -> None:
     images = torch.randint(256, (6, 1, 4, 4), generator=generator, dtype=torch.uint8)
     attributes = torch.randint(2, (6, 5), generator=generator, dtype=torch.uint8)

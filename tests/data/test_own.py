@@ -359,6 +359,7 @@ def test_damaged_pictures_are_listed_or_left_out(folder: Path, cache: Path) -> N
     own = load_own_data(folder, OwnDataOptions(skip_damaged=True))
     assert len(everything(own)) == 38
     assert {pixels(noise(n)) for n in range(40) if n not in (1, 25)} == everything(own).keys()
+    assert any("cat/01.png" in note and "dog/25.png" in note for note in own.notes)
     with pytest.raises(InputError, match="2 of 40"):  # also from the cache
         load_own_data(folder)
 
@@ -374,8 +375,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "one picture of a class": (few, r"fewer than 3 pictures \(dog\)"),
     "no picture at all": (
         lambda folder: [f.write_bytes(b"x") for f in folder.rglob("*.png")],
-        "none of 40 files .* is a picture",
+        "none of 40 files .* is a picture .* is empty or not an image",
     ),
+    "a pipe": (lambda folder: os.mkfifo(folder / "dog" / "pipe.png"), "1 of 41 .* is a pipe"),
     "no folder": (shutil.rmtree, "there is no"),
     "nothing in it": (lambda folder: [shutil.rmtree(f) for f in folder.iterdir()], "no pictures"),
     "splits and classes": (lambda folder: (folder / "train" / "x").mkdir(parents=True), "others"),
@@ -430,7 +432,8 @@ def test_file_names_may_be_any_bytes(folder: Path) -> None:
 TABLES = {
     "file,label": "no rows",
     "file,label\na.png": "row 2 has 1 columns",
-    "file,label\na.png,": "1 rows have no 'label'",
+    "file,label\na.png,": "1 labels are missing",
+    "file,label,set\na.png,b,Tuesday\nb.png,c,test": "not 'tuesday'",
     "one,two,three\na.png,b,c": "--label-column",
     "one,two\nx,y": "--path-column",
     "file,label,split\na.png,b,monday": "columns? 'nope'",
@@ -467,12 +470,32 @@ def test_arrays_of_other_shapes_and_kinds_are_refused(tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", **arrays)
         with pytest.raises(InputError, match=says):
             load_own_data(tmp_path / "a.npz")
-    (tmp_path / "a.npz").write_bytes(b"rubbish")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_own_data(tmp_path / "a.npz")
+    np.savez_compressed(tmp_path / "a.npz", images=noise(0, 64), labels=labels)
+    whole = (tmp_path / "a.npz").read_bytes()
+    np.save(tmp_path / "a.npy", images)
+    damaged = whole[:300] + bytes(300) + whole[600:]
+    for content in (b"rubbish", whole[:2000], damaged, (tmp_path / "a.npy").read_bytes()):
+        (tmp_path / "a.npz").write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read"):
+            load_own_data(tmp_path / "a.npz")
     (tmp_path / "a.xlsx").touch()
     with pytest.raises(InputError, match="a kind of data"):
         load_own_data(tmp_path / "a.xlsx")
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0.0, 1.0], [b"0", b"1"], ["0", "1"]])
+def test_labels_of_arrays_are_texts(labels: list[Any], tmp_path: Path) -> None:
+    images = np.stack([noise(n, 16, 1) for n in range(8)])
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array(labels * 4))
+    own = load_own_data(tmp_path / "a.npz")
+    assert {label for label, _ in everything(own).values()} == {"0", "1"}
+
+
+def test_missing_labels_are_counted(tmp_path: Path) -> None:
+    labels = np.array([0, 1, np.nan] * 4)
+    np.savez(tmp_path / "a.npz", images=np.zeros((12, 16, 16), np.uint8), labels=labels)
+    with pytest.raises(InputError, match="4 labels are missing"):
+        load_own_data(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("problem", ["full disk", "Ctrl-C"])

@@ -54,6 +54,16 @@ def test_a_missing_side_is_taken_from_training(missing: tuple[str, ...]) -> None
     assert len(notes) == 1
 
 
+def test_groups_that_a_given_split_tears_apart_are_counted() -> None:
+    names = ["train", "validation", "test"] * 4
+    patients = ["a", "b", "c", "a", "a", "c", "a", "b", "b", "a", "b", "c"]
+    torn, whole = list[str](), list[str]()
+    given_split(names, np.zeros(12, np.int64), patients, 0, torn)
+    assert "2 groups" in torn[0].replace("caution: ", "")
+    given_split(names, np.zeros(12, np.int64), [*"abc"] * 4, 0, whole)
+    assert not whole
+
+
 def test_groups_are_columns_or_parts_of_paths() -> None:
     names = ["a/p1-x.png", "b/p1-y.png", "a/p22-z.png", "a/other.png"]
     notes: list[str] = []

@@ -27,11 +27,11 @@ class NearestMean(nn.Module):
         return self.bias - 0.2 * torch.cdist(x.flatten(1), self.means).square()
 
 
-def save_script(network: nn.Module, path: Path) -> Path:
-    """Write a network of digits as TorchScript."""
+def save_script(network: nn.Module, path: Path, side: int = 28) -> Path:
+    """Write a network of grey images as TorchScript."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.trace(network, torch.zeros((2, 1, 28, 28))).save(path)
+        torch.jit.trace(network, torch.zeros((2, 1, side, side))).save(path)
     return path
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -143,6 +144,17 @@ def test_accuracy_chance_and_another_order_of_outputs(seed: int) -> None:
     guesses = classifier_accuracy(torch.eye(4)[torch.zeros(2000, dtype=torch.long)], labels)
     assert guesses.accuracy.mean > 0.4
     assert not guesses.above_chance  # always the same answer
+
+
+def test_a_reader_that_changes_its_mind_is_reported() -> None:
+    student = small_model(classes=3)
+    generator = torch.Generator().manual_seed(0)
+    box = BlackBox(lambda x: torch.randn((len(x), 3), generator=generator), student.class_names)
+    images = random_images(60, 1, 3, 0).images
+    report = measure_agreement(student, box, images, box.predict(images), n=60)
+    assert report.agreement.n == 60
+    assert report.flipped.n < 60  # without those that now are their target
+    assert len(report.random) == 10
 
 
 def test_agreement_is_measured_on_data_and_on_stored_counterfactuals() -> None:
@@ -384,6 +396,16 @@ def test_ctrl_c_in_distill_says_what_is_kept_and_resumes(tmp_path: Path) -> None
     whole = ecinn.distill(halves, images, verbose=False, **settings)
     for name, value in whole.classifier.state_dict().items():
         assert torch.equal(value, resumed.classifier.state_dict()[name]), name
+
+
+def test_a_corrected_classifier_is_asked_again(tmp_path: Path) -> None:
+    known = data(100, 5)
+    settings = {"recipe": recipe(1), "device": "cpu", "folder": tmp_path, "verbose": False}
+    with pytest.raises(InputError, match="--classes 1,0"):
+        ecinn.distill(lambda x: halves(x).flip(1), known.images, known.labels, **settings)
+    student = ecinn.distill(halves, known.images, known.labels, **settings)
+    assert json.loads((tmp_path / REPORT_FILE).read_text())["accuracy"]["mean"] == 1
+    assert student.class_names == ("0", "1")
 
 
 def test_arrays_become_stored_images_channels_first() -> None:

@@ -21,6 +21,14 @@ def random() -> np.random.Generator:
     return np.random.default_rng(3)
 
 
+def as_objects(values: list) -> np.ndarray:
+    """As a column of pandas holds them."""
+    column = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
+
+
 def test_all_layouts_and_types_give_the_same_images(random) -> None:
     """By hand: value k of row r, column c and channel i stands at [n, i, r, c]."""
     colour = random.integers(0, 256, (4, 10, 12, 3)).astype(np.uint8)
@@ -42,6 +50,8 @@ def test_all_layouts_and_types_give_the_same_images(random) -> None:
         [Image.fromarray(image) for image in colour],
         [torch.from_numpy(image).requires_grad_() for image in first / 255],
         tuple(torch.from_numpy(first)),
+        as_objects([Image.fromarray(image) for image in colour]),
+        as_objects(list(colour)),
     ):
         assert torch.equal(dataset_from_arrays(given, labels).images, expected)
     grey = colour[..., 0]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -114,7 +115,7 @@ class BlackBox:
     def _read(self, answer: Any, n: int) -> Float[Tensor, "batch classes"]:  # noqa: ANN401
         """Check an answer and return its probabilities in the order of the class names."""
         try:
-            given = torch.as_tensor(answer)
+            given = answer if isinstance(answer, Tensor) else torch.as_tensor(np.array(answer))
             rows = given.detach().to("cpu", torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
@@ -217,7 +218,7 @@ def _work(tasks: "queue.SimpleQueue[Any]", results: "queue.SimpleQueue[Any]") ->
         try:
             with torch.no_grad():
                 results.put((call(x), None))
-        except Exception as error:
+        except BaseException as error:
             results.put((None, error))
         del task, call, x
 

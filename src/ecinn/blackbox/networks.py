@@ -3,6 +3,7 @@
 import ast
 import json
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,8 @@ def _load_onnx(path: Path, device: torch.device) -> Network:
 
 
 def _load_exported(path: Path, device: torch.device) -> Network:
-    program = torch.export.load(path)
+    with zipfile.ZipFile(path):  # of another file, torch would log a traceback
+        program = torch.export.load(path)
     if device.type != "cpu":
         from torch.export.passes import move_to_device_pass
 

@@ -35,6 +35,11 @@ class Dataset:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further columns of a table, one text per image: groups for an audit."""
 
+    def __post_init__(self) -> None:
+        """Check the names of the classes."""
+        if len({*self.class_names}) < len(self.class_names):
+            raise InputError(f"two classes have the same name: {', '.join(self.class_names)}")
+
     def __len__(self) -> int:
         """Number of images."""
         return len(self.labels)

@@ -48,6 +48,15 @@ def look_at(pictures: Pictures, rows: Sequence[int], task: str, observe: Observe
     return [looks[position] for position in sorted(looks)]
 
 
+def problem(pictures: Pictures, row: int) -> str:
+    """Say why a picture cannot be read."""
+    try:
+        _look(pictures, row)
+    except Exception as error:
+        return " ".join(str(error).split())
+    return ""
+
+
 def _look(pictures: Pictures, row: int) -> Look:
     picture = open_picture(pictures.read(row), [])
     side = min(picture.image.size)

@@ -94,6 +94,10 @@ def load_own_data(
     """
     options = options or OwnDataOptions()
     with open_pictures(source, options.columns) as pictures:
+        if unlabelled := pictures.labels.count(""):
+            raise InputError(
+                f"{source}: {unlabelled:,} labels are missing: add them, or remove the pictures"
+            )
         names = _class_names(pictures, source) if record is None else record.class_names
         if unknown := sorted({*pictures.labels} - {*names}):
             raise InputError(f"the model was not trained on the class {unknown[0]}: remove it")
@@ -159,6 +163,8 @@ class _Decoding:
         def fill(images: NDArray[np.uint8]) -> None:
             self._decode(images, order, framing, content, damaged, notes)
             _stop_if_damaged(self._damage(damaged), total, self.options)
+            if damaged:
+                notes.append(f"caution: {_listed(self._damage(damaged), total)} and were left out")
             split[:] = self._final_split(split, content, notes)
 
         write_array(path, (total, *shape), fill)
@@ -270,8 +276,6 @@ class _Decoding:
                 notes=notes,
             ).copy()
         split[[not value for value in content]] = LEFT_OUT
-        if damaged := sum(not value for value in content):
-            notes.append(f"caution: {damaged:,} damaged pictures were left out")
         trained = {
             label for label, side in zip(self.pictures.labels, split, strict=True) if side == 0
         }
@@ -293,8 +297,8 @@ class _Decoding:
         looks = inspection.look_at(pictures, rows, "looking at pictures", self.observe)
         if not looks:
             raise InputError(
-                f"none of {len(rows)} files of {self.source} is a picture that can be read, such "
-                f"as {pictures.names[rows[0]]}: give PNG, JPEG or similar"
+                f"none of {len(rows)} files of {self.source} is a picture that can be read: "
+                + inspection.problem(pictures, rows[0])
             )
         size, channels, intensity = options.size, options.channels, None
         if size is None:
@@ -333,12 +337,18 @@ def _class_names(pictures: Pictures, source: Path) -> tuple[str, ...]:
 
 def _stop_if_damaged(damaged: Sequence[str], total: int, options: OwnDataOptions) -> None:
     if damaged and not options.skip_damaged:
-        more = f"; and {len(damaged) - LISTED:,} more" if len(damaged) > LISTED else ""
         raise InputError(
-            f"{len(damaged):,} of {total:,} pictures cannot be read "
-            f"({'; '.join(damaged[:LISTED])}{more}): repair or remove them, or leave them out "
-            "with --skip-damaged"
+            f"{_listed(damaged, total)}: repair or remove them, or leave them out with "
+            "--skip-damaged"
         )
+
+
+def _listed(damaged: Sequence[str], total: int) -> str:
+    more = f"; and {len(damaged) - LISTED:,} more" if len(damaged) > LISTED else ""
+    return (
+        f"{len(damaged):,} of {total:,} pictures cannot be read "
+        f"({'; '.join(damaged[:LISTED])}{more})"
+    )
 
 
 def _read_images(path: Path, record: DataRecord) -> NDArray[np.uint8] | None:

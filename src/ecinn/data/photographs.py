@@ -110,6 +110,8 @@ def read_photograph(
 
 def open_picture(source: object, notes: list[str]) -> Picture:
     """Decode the first frame and turn it upright, unless it has no pixels or too many."""
+    if isinstance(source, str | Path) and Path(source).is_fifo():
+        raise InputError(f"{source} is a pipe: name an image file")  # it may never end
     if is_dicom(source):
         file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
         return Picture(*read_dicom(file, notes))

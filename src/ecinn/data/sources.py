@@ -3,6 +3,8 @@
 import csv
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,7 +120,8 @@ def _folders(source: Path) -> Iterator[Pictures]:
     if ignored := len(files) - len(held):
         others = sorted({PurePosixPath(name).suffix or name for name in {*files} - {*held}})
         notes.append(
-            f"files that are not pictures were ignored: {ignored:,} ({', '.join(others[:5])})"
+            f"files that are not pictures in class folders were ignored: {ignored:,} "
+            f"({', '.join(others[:5])})"
         )
     with reader(source) as read:
         yield Pictures(
@@ -215,7 +218,20 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable table ({error}): save it again") from None
     values = zip(*columns.values(), strict=True)
-    return list(columns), [["" if v is None else str(v) for v in row] for row in values]
+    return list(columns), [[_text(value) for value in row] for row in values]
+
+
+def _text(value: object) -> str:
+    """Return a value of a table or an array as it would stand in a CSV file.
+
+    >>> [_text(value) for value in ("cat", b"cat", 1, 1.0, 1.5, None, float("nan"))]
+    ['cat', 'cat', '1', '1', '1.5', '', '']
+    """
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float):
+        return "" if np.isnan(value) else str(value).removesuffix(".0")
+    return "" if value is None else str(value)
 
 
 def _table(path: Path, header: list[str], rows: list[list[str]], columns: Columns) -> Pictures:
@@ -232,7 +248,8 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
     likely = [
         name
         for name in header
-        if name.lower() in SPLIT_COLUMNS and {v.lower() for v in found[name]} <= {*SPLIT_NAMES}
+        if name.lower() in SPLIT_COLUMNS
+        and {v.strip().lower() for v in found[name]} & {*SPLIT_NAMES}
     ]
     split = columns.split or next(iter(likely), None)
     rest = [name for name in header if name not in (paths, split)]
@@ -246,8 +263,6 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
                 "or choose another column with --split-column"
             )
         splits = [SPLIT_NAMES[word] for word in words]
-    if unlabelled := sum(not value.strip() for value in found[labels]):
-        raise InputError(f"{path}: {unlabelled} rows have no {labels!r}: fill or remove them")
     names = [value.strip() for value in found[paths]]
     return Pictures(
         names,
@@ -288,18 +303,18 @@ def _arrays(path: Path) -> Pictures:
     images: dict[str, Any] = {}
     labels: dict[str, Any] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
             for key in archive.files:
                 if match := _ARRAYS.fullmatch(key.lower()):
                     kind = images if match["kind"][0] in "ix" else labels
                     kind[match["a"] or match["b"] or ""] = archive[key]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} cannot be read ({error}): write it with numpy.savez") from None
     if not images or images.keys() != labels.keys() or not {*images} <= {"", *SPLIT_NAMES}:
         raise InputError(
             f"{path} needs the arrays images and labels, or train_images, train_labels and so on"
         )
-    pictures, numbers, splits = [], [], []
+    pictures, texts, splits = [], list[str](), []
     for key, array in images.items():
         label = np.squeeze(labels[key])
         if label.ndim != 1 or len(label) != len(array):
@@ -308,12 +323,12 @@ def _arrays(path: Path) -> Pictures:
                 "give one label per image"
             )
         pictures.append(_channels_last(array, path))
-        numbers += label.tolist()
+        texts += [_text(value) for value in label.tolist()]
         splits += [SPLIT_NAMES[key]] * len(array) if key else []
     where = [(part, row) for part, array in enumerate(pictures) for row in range(len(array))]
     return Pictures(
         [f"{path.name} image {row}" for row in range(len(where))],
-        [str(n) for n in numbers],
+        texts,
         lambda row: Image.fromarray(pictures[where[row][0]][where[row][1]]),
         f"{path.name} {size_and_time(path)}",
         splits or None,

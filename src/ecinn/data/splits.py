@@ -60,6 +60,14 @@ def given_split(
         split[rows] = split_by_class(labels[rows], [groups[int(r)] for r in rows], shares, seed)
         words = " and ".join(get_args(Split)[side] for side in missing)
         notes.append(f"no {words} pictures are given: a tenth of the training pictures is used")
+    sides: dict[object, set[int]] = defaultdict(set)
+    for group, side in zip(groups, split.tolist(), strict=True):
+        sides[group].add(side)
+    if torn := [group for group, found in sides.items() if len(found) > 1]:
+        notes.append(
+            f"caution: {len(torn):,} groups are on several sides of the given split, such as "
+            f"{torn[0]}: the test error will be too low"
+        )
     return split
 
 

@@ -206,7 +206,8 @@ def measure_agreement(
     )
     first = _answers(flips, "before").argmax(2) == flips.q
     corrected = flips.convincing_certificate.reached.cpu()
-    drawn = torch.randperm(n, generator=generator)[:EXAMPLES]
+    # Fewer than n if the reader answers differently each time, and now predicts q.
+    drawn = torch.randperm(len(flips), generator=generator)[:EXAMPLES]
     worst = _of_q(flips, "after")[:, 0].argsort(stable=True)[:EXAMPLES]
     queries = torch.cat([_queries(e) for e in (flips, *(e for _, e in requests))])
     difference = (posterior - answers).abs().mean(1)

@@ -103,7 +103,7 @@ def distill_classifier(
     output_folder(folder)
     device = resolve_device(device)
     start = None if init_from is None else init_from.recipe.name
-    answers, planned = known_answers(black_box, data, folder, start)
+    answers, planned = known_answers(black_box, data, folder, start, source, resume=resume)
     accuracy = None
     try:
         if "validation" not in answers:
@@ -121,7 +121,7 @@ def distill_classifier(
             if name not in answers:
                 answers[name] = ask(black_box, getattr(data, name), observe)
         _require_all_classes(answers["train"], data.train.class_names)
-        keep_answers(black_box, data, answers, planned, folder, start)
+        keep_answers(black_box, data, answers, planned, folder, start, source)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
         test = test.first(report_images)
         on_path = recipe.finetuning is not None
@@ -149,7 +149,7 @@ def distill_classifier(
             student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
     finally:
-        keep_answers(black_box, data, answers, planned, folder, start)
+        keep_answers(black_box, data, answers, planned, folder, start, source)
     if source is not None:
         save_classifier(black_box, source, folder)
     result = Distilled(

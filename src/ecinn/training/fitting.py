@@ -144,6 +144,8 @@ def seed_from(random_state: RandomState) -> int:
 
 def _array(values: Any, what: str) -> np.ndarray:  # noqa: ANN401
     """Return anything array-like as an array."""
+    if str(getattr(values, "dtype", "")) == "object":  # of pandas, which holds arrays or images
+        values = list(values)
     listed = list(values) if isinstance(values, list | tuple) else []
     try:
         if listed and all(isinstance(value, Tensor) for value in listed):
