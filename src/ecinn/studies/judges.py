@@ -11,12 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ecinn.classifier.tensor_files import (
-    find_file,
-    load_tensors,
-    shipped_names,
-    write_tensors,
-)
+from ecinn.classifier.tensor_files import find_file, load_tensors, shipped_names, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError

@@ -176,14 +176,7 @@ def ask_panel(
     return (
         face_quality.convinced(panel, face_quality.REAL, data.images, data.labels),
         *(
-            face_quality.convinced(
-                panel,
-                name,
-                images,
-                1 - changed.p,
-                judged,
-                data.images,
-            )
+            face_quality.convinced(panel, name, images, 1 - changed.p, judged, data.images)
             for name, images in changed.images.items()
         ),
         face_quality.show_samples(panel, model, SAMPLES, TEMPERATURE, seed),

@@ -26,7 +26,6 @@ CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
 JUDGES: Mapping[str, str] = {"mnist": "mnist", "fakemnist": "mnist"}
 """The shipped judges of every dataset."""
 MAIN_ORACLE = "convolutional"
-ORACLES = (MAIN_ORACLE, "fully connected")
 REAL = "real image of q"
 PERFECT = "perfect answer"
 _BATCH = 500

@@ -18,30 +18,19 @@ from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.benchmark.face_quality import (
-    REAL,
-    REFERENCE,
-    REFERENCE_FACES,
-    measure_realism,
-)
+from ecinn.studies.benchmark.face_quality import REAL, REFERENCE, REFERENCE_FACES, measure_realism
 from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.face_judges import LABELS as FACE_LABELS
 from ecinn.studies.face_judges import FaceJudges, load_face_judges
 from ecinn.studies.judges import shipped_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.claims_heatmaps import (
-    explained_images,
-    faithful,
-    training_sample,
-)
+from ecinn.studies.paper.claims_heatmaps import explained_images, faithful, training_sample
 from ecinn.studies.paper.columns import stages
 from ecinn.studies.paper.measuring import Bench, mean_difference, means
 
-SMILE, CHEEKBONES, LIPSTICK, MAKEUP = DATASETS = tuple(
-    f"celeba/{attribute}"
-    for attribute in ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
-)
+SMILE, CHEEKBONES, LIPSTICK, MAKEUP = DATASETS = tuple(f"celeba/{label}" for label in FACE_LABELS)
 """The labels of the paper's Figure 9."""
 METHOD: HeatmapMethod = "gradient_shap"
 """The established method used to compare the maps of two models: the cheapest that converges."""

@@ -41,10 +41,11 @@ def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
     yield reaches_target(sample)
 
 
-def few_class_pixels(cue: Cue = FAKE_MNIST_CUE) -> Measurement:
+def few_class_pixels() -> Measurement:
     """Count the pixels that depend on the class: 10 of 784."""
-    share, most = float(cue.mask.double().mean()), limits("few-pixels")["most"]
-    counts = {"pixels": int(cue.mask.sum()), "all_pixels": cue.mask.numel()}
+    mask, most = FAKE_MNIST_CUE.mask, limits("few-pixels")["most"]
+    share = float(mask.double().mean())
+    counts = {"pixels": int(mask.sum()), "all_pixels": mask.numel()}
     return Measurement("few-pixels", {"share": share}, [[share < most]], counts)
 
 
@@ -277,9 +278,7 @@ def averages_cancel(bench: Bench, fake: Model, mnist: Model) -> Measurement:
 
 
 def cancelled(
-    left: Mapping[int, Left],
-    carried: Mapping[str, Carried],
-    mu_bar: Float[Tensor, "classes dim"],
+    left: Mapping[int, Left], carried: Mapping[str, Carried], mu_bar: Float[Tensor, "classes dim"]
 ) -> Measurement:
     """Require that next to nothing of the first is left, and less than half of the second."""
     single, every = left[min(left)], left[max(left)]

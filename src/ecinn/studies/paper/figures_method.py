@@ -66,10 +66,7 @@ def figure_1(context: Context) -> Made:
 
 
 def draw_pipeline(
-    explanation: Explanation,
-    image: int,
-    z: Float[Tensor, " dim"],
-    change: Float[Tensor, " dim"],
+    explanation: Explanation, image: int, z: Float[Tensor, " dim"], change: Float[Tensor, " dim"]
 ) -> Figure:
     """Draw x, then z, α₁Δ and their sum below each other, then x̂ and h of the first target."""
     e, pair = explanation, (image, 0)
