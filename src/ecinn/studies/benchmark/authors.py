@@ -44,6 +44,7 @@ from ecinn.studies.benchmark.quality import (
     predicted_classes,
     random_of_class,
     real_at_distance,
+    stored_counterfactuals,
 )
 from ecinn.studies.benchmark.record import table
 from ecinn.studies.judges import Judges
@@ -55,7 +56,6 @@ DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
-_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,7 @@ def our_counterfactuals(
 ) -> StoredCounterfactuals:
     """Compute 8-bit counterfactuals at α₁ for ECINN's targets; failed where q is predicted."""
     originals, q = benchmark.originals.images, benchmark.counterfactuals["GEN"].q
-    images, predicted = torch.zeros_like(originals), torch.full_like(q, FAILED)
-    p = predicted_classes(model, originals, observe)
-    count = counter(observe, OURS, len(q))
-    for rows in ((q != p) & (q >= 0)).nonzero()[:, 0].split(_BATCH):
-        answer = model.explain(originals[rows], q[rows, None], confidence="alpha_1")
-        images[rows] = answer.stored_convincing[:, 0].cpu()
-        predicted[rows] = answer.convincing_certificate.winner[:, 0].cpu()
-        count(int(rows[-1]) + 1)
+    p, images, predicted = stored_counterfactuals(model, originals, q, observe, OURS)
     return StoredCounterfactuals(OURS, images, p, q, predicted)
 
 

@@ -28,7 +28,8 @@ JUDGES: Mapping[str, str] = {"mnist": "mnist", "fakemnist": "mnist"}
 MAIN_ORACLE = "convolutional"
 REAL = "real image of q"
 PERFECT = "perfect answer"
-_BATCH = 500
+_BATCH, _EXPLAINED = 500, 250
+"""Images at a time that are classified and explained."""
 
 RealFeatures = Float[Tensor, "real features"]
 
@@ -209,6 +210,28 @@ def predicted_classes(
         predicted[part] = model.predict(images[part]).argmax(1).to(images.device)
         count(min(start + _BATCH, len(images)))
     return predicted
+
+
+def stored_counterfactuals(
+    model: Model, images: StoredImages, q: Labels, observe: Observer = ignore, task: str = "pairs"
+) -> tuple[Labels, StoredImages, Labels]:
+    """Explain 8-bit images at α₁, except those that are read as q already or have no q (−1).
+
+    Returns:
+        C(x), the stored counterfactuals and their class by the model: black and −1 where there is
+        none.
+    """
+    p = predicted_classes(model, images, observe)
+    stored, read_as = torch.zeros_like(images), torch.full_like(q, -1)
+    count = counter(observe, task, len(q))
+    left = ((q != p) & (q >= 0)).nonzero()[:, 0]
+    for start in range(0, len(left), _EXPLAINED):
+        rows = left[start : start + _EXPLAINED]
+        answer = model.explain(images[rows], q[rows, None], confidence="alpha_1")
+        stored[rows] = answer.stored_convincing[:, 0].to(images.device)
+        read_as[rows] = answer.convincing_certificate.winner[:, 0].to(q.device)
+        count(int(rows[-1]) + 1)
+    return p, stored, read_as
 
 
 def log_density(model: Model, x: Images) -> Float[Tensor, " batch"]:
