@@ -339,21 +339,18 @@ def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " im
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
+    layers = {True: "another model", False: "random weights"}
     words = {True: "yes", False: "no"}
+    reasons = [{**vars(each), "layers": layers[each.started]} for each in result.reasons]
     shortcuts = [
-        {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
-        | {"layers": _layers(each)}
+        {**vars(each), "layers": layers[each.started]}
+        | {"first": words[each.rank == 1], "right": words[each.holds]}
         for each in result.shortcuts
     ]
-    reasons = [{**vars(each), "layers": _layers(each)} for each in result.reasons]
     return (
         table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
         table("controls", "reasons", reasons, limit=NOT_EXPLAINED),
     )
-
-
-def _layers(student: Shortcut | Reasons) -> str:
-    return "another model" if student.started else "random weights"
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:

@@ -26,7 +26,7 @@ from ecinn.studies.face_judges import FaceJudges, load_face_judges
 from ecinn.studies.judges import shipped_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.claims_heatmaps import explained_images, faithful, training_sample
+from ecinn.studies.paper.claims_heatmaps import faithful
 from ecinn.studies.paper.columns import stages
 from ecinn.studies.paper.measuring import Bench, mean_difference, means
 
@@ -65,9 +65,8 @@ def measure_smiles(bench: Bench, model: Model, cheekbones: Model | None) -> Iter
         yield unrealistic(smile, judges, reference.first(REFERENCE_FACES), seed)
     if cheekbones is not None:
         yield smile_is_cheekbones(smile)
-    compared = training_sample(model, bench.training(model), seed)
     pairs = Pairs(smile.index, smile.images, smile.flips.p, smile.flips.q)
-    faces = explained_images(model, pairs, compared, sizes.face_maps)
+    faces = bench.explained(model, pairs, sizes.face_maps)
     done = counter(bench.context.observe, f"heatmaps of {model.name}", len(METHODS))
     maps = faces.maps(faces.inn, METHODS, done, BATCH_SIZE)
     yield faithful(model, faces, maps, seed)

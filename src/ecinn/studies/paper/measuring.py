@@ -22,6 +22,7 @@ from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
 from ecinn.progress import Observer, Progress, ignore
 from ecinn.studies.benchmark.heatmap_measures import white_noise_maps
+from ecinn.studies.benchmark.heatmaps import SAMPLE
 from ecinn.studies.benchmark.quality import random_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges, load_judges
@@ -149,6 +150,15 @@ class Bench:
     def judges(self) -> Judges:
         """The shipped judges of digits."""
         return load_judges("mnist")
+
+    def explained(self, model: Model, pairs: Pairs, n: int) -> "ExplainedImages":
+        """Take the first pairs, with training images that gradient methods compare with."""
+        training = self.training(model)
+        generator = torch.Generator().manual_seed(self.context.seed)
+        drawn = torch.randperm(len(training), generator=generator)[:SAMPLE]
+        x, compared = model.pixels(pairs.images[:n]), model.pixels(training.images[drawn])
+        p, q = (labels[:n].to(model.device) for labels in (pairs.p, pairs.q))
+        return ExplainedImages(model, x, p, q, compared)
 
     def test(self, model: Model) -> Dataset:
         """Return the test images of a model."""
