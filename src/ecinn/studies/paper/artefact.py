@@ -86,10 +86,10 @@ class Made:
 
     @classmethod
     def single(
-        cls, stem: str, content: Figure | Sequence[Figure], numbers: object, text: str
+        cls, stem: str, content: Figure | Sequence[Figure], numbers: object, **values: object
     ) -> "Made":
-        """One figure, or a book of several, with its numbers and its caption."""
-        made = cls(data={stem: numbers}, captions={stem: text})
+        """One figure, or a book of several, with its numbers, and its caption filled in."""
+        made = cls(data={stem: numbers}, captions={stem: caption(stem, **values)})
         if isinstance(content, Sequence):
             return replace(made, books={stem: content})
         return replace(made, figures={stem: content})

@@ -50,8 +50,7 @@ def figure_8(context: Context) -> Made:
     places = torch.cat([draw([tested], labels == label, 5, generator) for label in (0, 1)])
     shown = explain_each(tested, places, 1 - labels[places][:, None])
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
-    text = caption("figure-8", legend=shown.legend())
-    return Made.single("figure-8", figure, shown.numbers(), text)
+    return Made.single("figure-8", figure, shown.numbers(), legend=shown.legend())
 
 
 class Faces:

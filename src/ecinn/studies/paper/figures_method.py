@@ -20,7 +20,7 @@ from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
 from ecinn.studies.paper import style
-from ecinn.studies.paper.artefact import Context, Made, caption
+from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.explained import Shown, draw, explain_each
 from ecinn.studies.paper.style import share
 
@@ -62,7 +62,7 @@ def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[lis
 def figure_1(context: Context) -> Made:
     """The method on a face."""
     figures, shown = pipelines(context, 1, context.generator(1))
-    return Made.single("figure-1", figures[0], shown.numbers(), caption("figure-1"))
+    return Made.single("figure-1", figures[0], shown.numbers())
 
 
 def draw_pipeline(
@@ -234,10 +234,9 @@ def figure_2(context: Context) -> Made:
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
     apart = float((result.means[1] - result.means[0]).norm())
-    sizes = {"points": POINTS, "p": P, "q": Q}
-    text = caption("figure-2", **sizes, right=right, apart=apart, geometry=result)
+    said = {"points": POINTS, "p": P, "q": Q, "right": right, "apart": apart, "geometry": result}
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
-    return Made.single("figure-2", figure, numbers, text)
+    return Made.single("figure-2", figure, numbers, **said)
 
 
 def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
