@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
@@ -238,6 +238,14 @@ def log_density(model: Model, x: Images) -> Float[Tensor, " batch"]:
     """log p(x), pixels in [0, 1]."""
     z, log_det = model.encode_with_log_det(x)
     return equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
+
+
+def draw_of_class(
+    labels: Labels, label: int, n: int, generator: torch.Generator
+) -> Int[Tensor, " drawn"]:
+    """Draw n images with a label, or all if there are fewer; return their positions."""
+    members = (labels == label).nonzero()[:, 0]
+    return members[torch.randperm(len(members), generator=generator)[:n]]
 
 
 def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> StoredImages:

@@ -17,7 +17,12 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
-from ecinn.studies.benchmark.quality import MAIN_ORACLE, Panel, stored_counterfactuals
+from ecinn.studies.benchmark.quality import (
+    MAIN_ORACLE,
+    Panel,
+    draw_of_class,
+    stored_counterfactuals,
+)
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
@@ -80,12 +85,11 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
     generator = torch.Generator().manual_seed(seed)
     columns = []
     for label in (label for label in range(len(data.class_names)) if label != target):
-        candidates = (data.labels == label).nonzero()[:, 0]
-        if len(candidates) < ROUNDS:
+        columns.append(draw_of_class(data.labels, label, ROUNDS, generator))
+        if len(columns[-1]) < ROUNDS:
             raise InputError(
                 f"{ROUNDS} test images of every digit are needed: give --limit 200 or more"
             )
-        columns.append(candidates[torch.randperm(len(candidates), generator=generator)[:ROUNDS]])
     return torch.stack(columns, 1).flatten()
 
 

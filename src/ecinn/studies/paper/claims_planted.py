@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, UInt8
@@ -18,7 +17,7 @@ from ecinn.metrics.strokes import slant, thickness
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_uint8
 from ecinn.progress import counter
-from ecinn.studies.benchmark.quality import MAIN_ORACLE
+from ecinn.studies.benchmark.quality import MAIN_ORACLE, draw_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
@@ -27,7 +26,7 @@ from ecinn.studies.paper.measuring import Bench, Sample, means, ratio_of_sums
 AVERAGED = (1, 10, 100)
 """Latents of each class that Δ is taken between; the means over all training images come last."""
 Feature = Callable[[StoredImages], Tensor]
-FEATURES: Mapping[str, Feature] = MappingProxyType({"slant": slant, "thickness": thickness})
+FEATURES: Mapping[str, Feature] = {"slant": slant, "thickness": thickness}
 """Orientation is the example of the paper's Section 3.2, and Section 4.2 names both."""
 
 Latents = Float[Tensor, "classes images dim"]
@@ -165,12 +164,9 @@ def draw_classes(
     data: Dataset, per_class: int, generator: torch.Generator
 ) -> UInt8[Tensor, "classes images channels height width"]:
     """Draw the same number of random images of every class."""
-    drawn = []
-    for label in range(len(data.class_names)):
-        members = (data.labels == label).nonzero()[:, 0]
-        order = torch.randperm(len(members), generator=generator)
-        drawn.append(data.images[members[order[:per_class]]])
-    return torch.stack(drawn)
+    classes = range(len(data.class_names))
+    drawn = [draw_of_class(data.labels, label, per_class, generator) for label in classes]
+    return data.images[torch.stack(drawn)]
 
 
 def mean_differences(

@@ -19,6 +19,7 @@ from ecinn.drawing import pictures
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
+from ecinn.studies.benchmark.quality import draw_of_class
 from ecinn.studies.paper import style
 from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.explained import Shown, draw, explain_each
@@ -216,8 +217,7 @@ def projected(
     place = int(draw([(model, data)], data.labels == p, 1, generator))
     latents = []
     for label in (p, q):
-        members = (data.labels == label).nonzero()[:, 0]
-        drawn = members[torch.randperm(len(members), generator=generator)[:POINTS]]
+        drawn = draw_of_class(data.labels, label, POINTS, generator)
         parts = [model.encode(part) for part in data.images[drawn].split(100)]
         latents.append(torch.cat(parts).cpu().double())
     z = model.encode(data.images[place]).cpu()[0].double()
@@ -274,7 +274,8 @@ def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: 
 
 
 def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
-    clear: dict[str, Any] = {"va": "center", "bbox": dict(style.CLEAR)}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+    clear: dict[str, Any] = {"va": "center", "bbox": box}
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     sides: tuple[Any, ...] = ((p, style.SKY, left, "left"), (q, style.PURPLE, right, "right"))
     for points, (name, colour, edge, side) in zip(scene.points, sides, strict=True):
