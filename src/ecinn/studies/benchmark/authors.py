@@ -129,12 +129,10 @@ def confidence_curve(
     points = []
     for number, confidence in enumerate(asked, 1):
         answer = model.explain(originals, q[:, None], confidence=confidence)
+        verdict = answer.convincing_certificate.verdict
         stored, reachable, verdicts = (
-            values[:, 0].cpu()
-            for values in (
-                answer.stored_convincing, answer.reachable, answer.convincing_certificate.verdict,
-            )
-        )  # fmt: skip
+            values[:, 0].cpu() for values in (answer.stored_convincing, answer.reachable, verdict)
+        )
         count(number)
         obtained = verdicts.gather(1, q[:, None])[:, 0]
         kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
@@ -245,10 +243,8 @@ def _digits(digits: float) -> str:
 
 def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out the control, all rows, paired differences, and ours over asked confidences."""
-    ours = (
-        OURS if result.reproduced is not False else f"{OURS} (does not count: the control failed)"
-    )
-    rows = (*result.theirs, replace(result.ours, method=ours), *result.references)
+    failed = " (does not count: the control failed)" if result.reproduced is False else ""
+    rows = (*result.theirs, replace(result.ours, method=OURS + failed), *result.references)
     values = {
         **vars(result),
         **about_judges(record, planted=DATASETS[result.name] in CUES),
@@ -258,19 +254,14 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
         "nearest": NEAREST,
         "near": AS_NEAR,
     }
-    tables = [
-        table(
-            "authors", "control", [_control_cells(figure) for figure in result.control], **values
-        ),
+    curves = ("curve", "curve_distance") if result.curve else ()
+    return (
+        table("authors", "control", list(map(_control_cells, result.control)), **values),
         table("authors", "convinced", rows, **values),
         table("authors", "distance", rows, **values),
         table("authors", "differences", result.differences, **values).transposed(),
-    ]
-    if result.curve:
-        tables += [
-            table("authors", n, result.curve, **values) for n in ("curve", "curve_distance")
-        ]
-    return tuple(tables)
+        *(table("authors", name, result.curve, **values) for name in curves),
+    )
 
 
 def _control_cells(figure: Comparison) -> dict[str, str]:
