@@ -222,15 +222,13 @@ def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measureme
     """Compare the maps of both models for the same faces; maps of other faces are the control."""
     measured = _similar(lipstick, "lipstick-makeup", "identical")
     numbers = {"mean_maps": lipstick.comparisons[0].mean_maps, "recipes": dict(trained)}
-    alike = len(set(trained.values())) == 1
+    said = " and ".join(f"{name} was {how}" for name, how in trained.items())
+    alike = "same" if len(set(trained.values())) == 1 else "different"
     return replace(
         measured,
         numbers={**measured.numbers, **numbers},
-        words={
-            **measured.words,
-            "trained": " and ".join(f"{name} was {how}" for name, how in trained.items()),
-        },
-        chosen={"recipes_differ": ["same" if alike else "different"]},
+        words={**measured.words, "trained": said},
+        chosen={"recipes_differ": [alike]},
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,14 +24,12 @@ from ecinn.studies.paper.explained import columns, draw, every_image, explain_ea
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
-FACE_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "celeba-smile": ("¬smile", "smile"),
-        "celeba-cheekbones": ("¬cheekb.", "cheekb."),
-        "celeba-lipstick": ("¬lipstick", "lipstick"),
-        "celeba-makeup": ("¬makeup", "makeup"),
-    }
-)
+FACE_MODELS: Mapping[str, tuple[str, str]] = {
+    "celeba-smile": ("¬smile", "smile"),
+    "celeba-cheekbones": ("¬cheekb.", "cheekb."),
+    "celeba-lipstick": ("¬lipstick", "lipstick"),
+    "celeba-makeup": ("¬makeup", "makeup"),
+}
 """Models with short names of their classes; ¬ means “not”."""
 SHORT_NAMES = {
     "integrated_gradients": "IntGrad",
