@@ -12,7 +12,7 @@ import typer
 from ecinn.cli.app import Device, app, err, out, plain
 from ecinn.cli.progress import CelebA, bars
 from ecinn.errors import EcinnError, InputError
-from ecinn.files import output_folder
+from ecinn.files import atomic_write, output_folder
 from ecinn.progress import counter
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def _make_all(
     go_on: bool,
 ) -> list[str]:
     """Make and write one after the other; return the names of those that failed."""
-    from ecinn.studies.benchmark.record import write_text
     from ecinn.studies.paper.artefact import contents, write
 
     made: list[tuple[Artefact, Made]] = []
@@ -132,7 +131,7 @@ def _make_all(
         made.append((artefact, content))
         if go_on:
             # After every artefact, so that an interrupted run leaves a list of its files.
-            write_text(folder / "README.md", contents(made, not_made, command))
+            atomic_write(folder / "README.md", contents(made, not_made, command).encode())
     done(len(selected))
     out.print(f"wrote {plain(str(folder / 'README.md' if made and go_on else folder))}")
     return failed

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,13 @@ def png_bytes(picture: Image.Image) -> bytes:
     """Encode a picture as PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def figure_png(figure: Any) -> bytes:  # noqa: ANN401
+    """Encode a figure of matplotlib as PNG, without matplotlib's version."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -1,6 +1,5 @@
 """Draw a reliability plot: accuracy against confidence, and how many images have which."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +74,4 @@ def reliability_plot(points: Sequence[ReliabilityPoint], title: str, note: str =
         lower.yaxis.set_major_formatter("{x:,.0f}")
         for axes in (upper, lower):
             axes.set_axisbelow(True)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+        return pictures.figure_png(figure)

@@ -20,12 +20,7 @@ from ecinn.pixels import Images, StoredImages, to_pixels
 from ecinn.progress import Observer, ignore
 from ecinn.studies.judges import SHIPPED
 from ecinn.training.augmented import TeacherSettings, train_augmented
-from ecinn.training.networks import (
-    Trained,
-    assemble,
-    stored_weights,
-    training_record,
-)
+from ecinn.training.networks import assemble, stored_weights, training_record
 from ecinn.training.teacher import logit_of_mean
 
 KIND = "face judges"
@@ -176,9 +171,9 @@ class FaceJudges(nn.Module):
         """Return the penultimate layer, averaged over face and mirror image, by family."""
         return self._ask(images, "features", lambda both: both.mean(0))
 
-    def classifier(self, attribute: str, family: str = RESIDUAL) -> AttributeClassifier:
-        """Return one network, without mirror images, as a classifier of one attribute."""
-        return AttributeClassifier(self.networks[family], attribute).eval()
+    def classifier(self, attribute: str) -> AttributeClassifier:
+        """Return the residual network, without mirror images, as a classifier of one attribute."""
+        return AttributeClassifier(self.networks[RESIDUAL], attribute).eval()
 
     @torch.no_grad()
     def _ask(
@@ -243,9 +238,20 @@ def train_face_judges(
 ) -> FaceJudges:
     """Train both judges, each from its own seed, and measure their stored weights."""
     device = resolve_device(device)
-    attributes = len(ATTRIBUTES)
+    attributes, weights = len(ATTRIBUTES), attribute_weights(settings.label_weight).to(device)
+    assert data.attributes is not None
     trainings = [
-        _fit(number, family, build, data, settings, device, observe)
+        train_augmented(
+            build,
+            data.images,
+            data.attributes,
+            settings.training,
+            number=number,
+            weights=weights,
+            task=family,
+            device=device,
+            observe=observe,
+        )
         for number, (family, build) in enumerate(_builders(attributes, settings).items())
     ]
     stored = {
@@ -260,30 +266,6 @@ def train_face_judges(
         "errors": {split: _errors(judges, images) for split, images in held_out.items()},
     }
     return judges
-
-
-def _fit(
-    number: int,
-    family: str,
-    build: Callable[[], JudgeNetwork],
-    data: Dataset,
-    settings: FaceJudgeSettings,
-    device: torch.device,
-    observe: Observer,
-) -> Trained[JudgeNetwork]:
-    """Train on the weighted cross-entropy of all attributes, with the teacher's augmentation."""
-    assert data.attributes is not None
-    return train_augmented(
-        build,
-        data.images,
-        data.attributes,
-        settings.training,
-        number=number,
-        weights=attribute_weights(settings.label_weight).to(device),
-        task=family,
-        device=device,
-        observe=observe,
-    )
 
 
 def attribute_weights(share: float) -> Float[Tensor, " attributes"]:

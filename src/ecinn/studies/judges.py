@@ -11,12 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ecinn.classifier.tensor_files import (
-    find_file,
-    load_tensors,
-    shipped_names,
-    write_tensors,
-)
+from ecinn.classifier.tensor_files import find_file, load_tensors, shipped_names, write_tensors
 from ecinn.data.augmentation import Augmentation, augment
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
@@ -220,24 +215,17 @@ def train_judges(
 
     with seeded(torch.device("cpu"), seed):
         networks = build().to(device)
-    images, labels = data.images.to(device), data.labels.to(device)
-    everything = Dataset(images, labels, names)
-    classes = [
-        Dataset(images[labels == label], labels[labels == label], names)
-        for label in range(len(names))
-    ]
+    everything = Dataset(data.images.to(device), data.labels.to(device), names)
     assignments: list[tuple[str, nn.Module, int, Dataset]] = [
         ("convolutional", networks.convolutional, settings.convolution_epochs, everything),
         ("fully connected", networks.fully_connected, settings.dense_epochs, everything),
         ("features", networks.feature_network, settings.convolution_epochs, everything),
         ("autoencoder", networks.autoencoder_of_all, settings.autoencoder_epochs, everything),
-        *(
-            (f"autoencoder of {name}", network, settings.autoencoder_epochs, images_of_class)
-            for name, network, images_of_class in zip(
-                names, networks.autoencoders, classes, strict=True
-            )
-        ),
     ]
+    for label, network in enumerate(networks.autoencoders):
+        own = everything.select((everything.labels == label).nonzero()[:, 0])
+        task = f"autoencoder of {names[label]}"
+        assignments.append((task, network, settings.autoencoder_epochs, own))
     trainings = [
         _fit(network, part, epochs, settings, 1_000 * seed + number, task, observe)
         for number, (task, network, epochs, part) in enumerate(assignments)

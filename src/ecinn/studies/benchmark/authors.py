@@ -44,6 +44,7 @@ from ecinn.studies.benchmark.quality import (
     predicted_classes,
     random_of_class,
     real_at_distance,
+    stored_counterfactuals,
 )
 from ecinn.studies.benchmark.record import table
 from ecinn.studies.judges import Judges
@@ -55,7 +56,6 @@ DIGITS = 6.0
 """Significant digits that count as reproduced; float32 autoencoders give about seven."""
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 CURVE_IMAGES = 1000
-_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,7 @@ def our_counterfactuals(
 ) -> StoredCounterfactuals:
     """Compute 8-bit counterfactuals at α₁ for ECINN's targets; failed where q is predicted."""
     originals, q = benchmark.originals.images, benchmark.counterfactuals["GEN"].q
-    images, predicted = torch.zeros_like(originals), torch.full_like(q, FAILED)
-    p = predicted_classes(model, originals, observe)
-    count = counter(observe, OURS, len(q))
-    for rows in ((q != p) & (q >= 0)).nonzero()[:, 0].split(_BATCH):
-        answer = model.explain(originals[rows], q[rows, None], confidence="alpha_1")
-        images[rows] = answer.stored_convincing[:, 0].cpu()
-        predicted[rows] = answer.convincing_certificate.winner[:, 0].cpu()
-        count(int(rows[-1]) + 1)
+    p, images, predicted = stored_counterfactuals(model, originals, q, observe, OURS)
     return StoredCounterfactuals(OURS, images, p, q, predicted)
 
 
@@ -136,12 +129,10 @@ def confidence_curve(
     points = []
     for number, confidence in enumerate(asked, 1):
         answer = model.explain(originals, q[:, None], confidence=confidence)
+        verdict = answer.convincing_certificate.verdict
         stored, reachable, verdicts = (
-            values[:, 0].cpu()
-            for values in (
-                answer.stored_convincing, answer.reachable, answer.convincing_certificate.verdict,
-            )
-        )  # fmt: skip
+            values[:, 0].cpu() for values in (answer.stored_convincing, answer.reachable, verdict)
+        )
         count(number)
         obtained = verdicts.gather(1, q[:, None])[:, 0]
         kept = (tensor[reachable] for tensor in (stored, p, q, verdicts.argmax(1)))
@@ -252,10 +243,8 @@ def _digits(digits: float) -> str:
 
 def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out the control, all rows, paired differences, and ours over asked confidences."""
-    ours = (
-        OURS if result.reproduced is not False else f"{OURS} (does not count: the control failed)"
-    )
-    rows = (*result.theirs, replace(result.ours, method=ours), *result.references)
+    failed = " (does not count: the control failed)" if result.reproduced is False else ""
+    rows = (*result.theirs, replace(result.ours, method=OURS + failed), *result.references)
     values = {
         **vars(result),
         **about_judges(record, planted=DATASETS[result.name] in CUES),
@@ -265,19 +254,14 @@ def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Ta
         "nearest": NEAREST,
         "near": AS_NEAR,
     }
-    tables = [
-        table(
-            "authors", "control", [_control_cells(figure) for figure in result.control], **values
-        ),
+    curves = ("curve", "curve_distance") if result.curve else ()
+    return (
+        table("authors", "control", list(map(_control_cells, result.control)), **values),
         table("authors", "convinced", rows, **values),
         table("authors", "distance", rows, **values),
         table("authors", "differences", result.differences, **values).transposed(),
-    ]
-    if result.curve:
-        tables += [
-            table("authors", n, result.curve, **values) for n in ("curve", "curve_distance")
-        ]
-    return tuple(tables)
+        *(table("authors", name, result.curve, **values) for name in curves),
+    )
 
 
 def _control_cells(figure: Comparison) -> dict[str, str]:

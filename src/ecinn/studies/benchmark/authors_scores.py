@@ -10,12 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ecinn.metrics import counterfactuals as metrics
-from ecinn.metrics.statistics import (
-    Interval,
-    normal_interval,
-    paired_share_difference,
-    proportion,
-)
+from ecinn.metrics.statistics import Interval, normal_interval, paired_share_difference, proportion
 from ecinn.pixels import StoredImages
 from ecinn.studies.benchmark.authors_files import (
     AuthorsBenchmark,

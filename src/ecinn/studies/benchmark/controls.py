@@ -1,7 +1,6 @@
 """Controls for distillation: find a planted shortcut, and leave shuffled labels unexplained."""
 
 import importlib
-import io
 import itertools
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.planted import Cue
+from ecinn.drawing.pictures import figure_png
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
 from ecinn.metrics.heatmaps import importance, relative_density
@@ -301,14 +301,12 @@ def _flipped(labels: Labels, share: float, generator: torch.Generator) -> Labels
 
 def halved(digits: Dataset, classes: Sequence[int] | None = None) -> Dataset:
     """Return digits of 14×14 pixels, of some classes or all, which are then numbered from 0."""
-    if classes is None:
-        kept, labels, names = digits.images, digits.labels, digits.class_names
-    else:
-        own = torch.tensor(classes)
-        rows = torch.isin(digits.labels, own).nonzero()[:, 0]
-        kept, labels = digits.images[rows], torch.searchsorted(own, digits.labels[rows])
-        names = tuple(digits.class_names[label] for label in classes)
-    return Dataset(F.avg_pool2d(kept.float(), 2).round().to(torch.uint8), labels, names)
+    if classes is not None:
+        own, names = torch.tensor(classes), tuple(digits.class_names[label] for label in classes)
+        digits = digits.select(torch.isin(digits.labels, own).nonzero()[:, 0])
+        labels = torch.searchsorted(own, digits.labels)
+        digits = replace(digits, labels=labels, class_names=names)
+    return replace(digits, images=F.avg_pool2d(digits.images.float(), 2).round().to(torch.uint8))
 
 
 def cue_rank(found: Audit, mask: Bool[Tensor, "height width"]) -> int:
@@ -339,21 +337,18 @@ def _other_digit(labels: Labels, generator: torch.Generator) -> Int[Tensor, " im
 
 def control_tables(result: Controls) -> tuple[Table, ...]:
     """Lay out both controls."""
+    layers = {True: "another model", False: "random weights"}
     words = {True: "yes", False: "no"}
+    reasons = [{**vars(each), "layers": layers[each.started]} for each in result.reasons]
     shortcuts = [
-        {**vars(each), "first": words[each.rank == 1], "right": words[each.holds]}
-        | {"layers": _layers(each)}
+        {**vars(each), "layers": layers[each.started]}
+        | {"first": words[each.rank == 1], "right": words[each.holds]}
         for each in result.shortcuts
     ]
-    reasons = [{**vars(each), "layers": _layers(each)} for each in result.reasons]
     return (
         table("controls", "shortcut", shortcuts, evidence=EVIDENCE),
         table("controls", "reasons", reasons, limit=NOT_EXPLAINED),
     )
-
-
-def _layers(student: Shortcut | Reasons) -> str:
-    return "another model" if student.started else "random weights"
 
 
 def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
@@ -386,6 +381,4 @@ def dose_figure(shortcuts: Sequence[Shortcut]) -> bytes:
         axes.set_xlabel("dose: training cues that agree with the label, %")
         axes.set_xticks(doses)
         axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure_png(figure)

@@ -161,18 +161,10 @@ def measure_realism(
         sets |= {REAL: (test, control), UNCHANGED: (test, changed)}
         for name, (each, rows) in sets.items():
             pairs = {family: (f[rows], real[family][known]) for family, f in each.items()}
-            results.append(
-                Realism(
-                    data.class_names[q],
-                    name,
-                    n,
-                    {family: frechet_distance(*pair) for family, pair in pairs.items()},
-                    {
-                        family: proportion(in_manifold(*pair, NEIGHBOURS))
-                        for family, pair in pairs.items()
-                    },
-                )
-            )
+            distances = {family: frechet_distance(*pair) for family, pair in pairs.items()}
+            inside = {family: in_manifold(*pair, NEIGHBOURS) for family, pair in pairs.items()}
+            shares = {family: proportion(each) for family, each in inside.items()}
+            results.append(Realism(data.class_names[q], name, n, distances, shares))
     return tuple(results)
 
 

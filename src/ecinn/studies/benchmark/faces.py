@@ -176,14 +176,7 @@ def ask_panel(
     return (
         face_quality.convinced(panel, face_quality.REAL, data.images, data.labels),
         *(
-            face_quality.convinced(
-                panel,
-                name,
-                images,
-                1 - changed.p,
-                judged,
-                data.images,
-            )
+            face_quality.convinced(panel, name, images, 1 - changed.p, judged, data.images)
             for name, images in changed.images.items()
         ),
         face_quality.show_samples(panel, model, SAMPLES, TEMPERATURE, seed),
@@ -250,41 +243,31 @@ def face_sheet(explanation: Explanation, title: str) -> Image.Image:
 
 def face_grid(explanation: Explanation, title: str) -> Grid:
     """Lay out the sheet; captions warn where the stored counterfactual is not classified as q."""
-    names = explanation.class_names
-    columns = []
-    for row in range(len(explanation.x)):
-        p, q = int(explanation.p[row]), int(explanation.q[row, 0])
-        verdict = explanation.convincing_certificate.verdict[row, 0]
-        heatmap = explanation.heatmap[row, 0]
-        before = pictures.percent(float(explanation.posterior[row, p]))
-        after = pictures.percent(float(verdict[q]))
-        images = (
-            to_uint8(explanation.x[row]),
-            explanation.stored_tipping_point[row, 0],
-            explanation.stored_convincing[row, 0],
+    e, columns = explanation, []
+    for row in range(len(e.x)):
+        p, q, heatmap = int(e.p[row]), int(e.q[row, 0]), e.heatmap[row, 0]
+        verdict = e.convincing_certificate.verdict[row, 0]
+        before, after = (
+            f"{e.class_names[y]}\n{pictures.percent(float(posterior[y]))}"
+            for y, posterior in ((p, e.posterior[row]), (q, verdict))
         )
+        images = to_uint8(e.x[row]), e.stored_tipping_point[row, 0], e.stored_convincing[row, 0]
         x, tipping_point, convincing = map(pictures.image_array, images)
         columns.append(
             (
-                Panel(x, f"{names[p]}\n{before}"),
+                Panel(x, before),
                 Panel(tipping_point),
-                Panel(convincing, f"{names[q]}\n{after}", int(verdict.argmax()) != q),
+                Panel(convincing, after, int(verdict.argmax()) != q),
                 Panel(pictures.heatmap_array(heatmap, pictures.robust_limit(heatmap))),
             )
         )
-    return Grid(
-        rows=tuple(zip(*columns, strict=True)),
-        title=title,
-        names=(
-            ("input", "and its posterior"),
-            ("tipping point", "a tie before rounding"),
-            (
-                "convincing",
-                f"{drawn_request(explanation.requested, break_line=True)}\nposterior as stored",
-            ),
-            ("heatmap", "red: lighter\nblue: darker"),
-        ),
+    names = (
+        ("input", "and its posterior"),
+        ("tipping point", "a tie before rounding"),
+        ("convincing", f"{drawn_request(e.requested, break_line=True)}\nposterior as stored"),
+        ("heatmap", "red: lighter\nblue: darker"),
     )
+    return Grid(tuple(zip(*columns, strict=True)), title=title, names=names)
 
 
 def pair_grid(
@@ -309,21 +292,20 @@ def pair_grid(
 
 def face_tables(results: Mapping[str, FaceResult], split: Split = "test") -> list[Table]:
     """Lay out one row per model, and what other networks say about its faces."""
-    models = [_shares(name, result) for name, result in results.items()]
     convinced, realism = (
-        [
-            {"name": n, **vars(each)}
-            for n, result in results.items()
-            for each in getattr(result, of)
-        ]
+        [{"name": name, **vars(each)} for name, r in results.items() for each in getattr(r, of)]
         for of in ("convinced", "realism")
     )
-    about: Any = {"reference": face_quality.REFERENCE[split], "k": face_quality.NEIGHBOURS}
-    faces = max(result.evaluation.n for result in results.values())
+    values: Any = {
+        "n": max(result.evaluation.n for result in results.values()),
+        "split": split,
+        "reference": face_quality.REFERENCE[split],
+        "k": face_quality.NEIGHBOURS,
+    }
     return [
-        table("faces", "models", models, n=faces, split=split),
-        table("faces", "convinced", convinced, split=split),
-        table("faces", "realism", realism, split=split, **about),
+        table("faces", "models", [_shares(*each) for each in results.items()], **values),
+        table("faces", "convinced", convinced, **values),
+        table("faces", "realism", realism, **values),
     ]
 
 

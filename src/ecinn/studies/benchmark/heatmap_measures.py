@@ -197,9 +197,10 @@ class Reader:
         return {name: (at_x, self.posterior(other)) for name, other in self.replacements.items()}
 
     def of_maps(self, made: Heatmaps) -> dict[Measure, PerImage]:
-        """Measure maps in the method's own order, or in the order of |h|."""
+        """Measure maps of the first images in the method's own order, or in the order of |h|."""
         by_magnitude = self.section == "magnitude"
-        return self.areas(importance(made.maps) if by_magnitude else evidence_for_p(made))
+        order = importance(made.maps) if by_magnitude else evidence_for_p(made)
+        return self.areas(order[: len(self.x)])
 
     def areas(self, order: Importance) -> dict[Measure, PerImage]:
         """Return areas under p(p|x) of deletion and insertion in this order."""

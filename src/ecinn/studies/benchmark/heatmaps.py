@@ -85,7 +85,8 @@ class Subject:
 class Bench:
     """Everything that all methods share."""
 
-    dataset: str
+    about: HeatmapBenchmark
+    """The conditions, without results."""
     cue: Cue | None
     x: Images
     inn: Subject
@@ -94,17 +95,19 @@ class Bench:
     """Training images: baselines of the SHAP methods."""
     baseline: Float[Tensor, "channels height width"]
     """Reference of Integrated Gradients and DeepLift."""
-    settings: Settings
-    seed: int
-    batch_size: int
-    observe: Observer = ignore
+    resamples: int
+    observe: Observer
+
+    def generator(self) -> torch.Generator:
+        """Start the random draws anew."""
+        return torch.Generator().manual_seed(self.about.seed)
 
     def attribute(
         self, explained: ExplainedINN | nn.Module, *images: Tensor, **options: object
     ) -> Heatmaps:
         """Compute maps of images with their classes p and q."""
         few = self.sample[: DEFAULTS.baselines]
-        given = {"baseline": self.baseline, "baselines": few, "batch_size": self.batch_size}
+        given = {"baseline": self.baseline, "baselines": few, "batch_size": self.about.batch_size}
         return heatmaps(explained, *images, **given | options)  # type: ignore[arg-type]
 
     def maps(
@@ -112,10 +115,10 @@ class Bench:
     ) -> Made:
         """Compute maps that depend neither on the batch size nor on the number of images."""
         n, device = len(images[0]), images[0].device
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         count = counter(self.observe, task, n)
         parts, began = [], _seconds(device)
-        for rows in torch.arange(n, device=device).split(self.settings.checked):
+        for rows in torch.arange(n, device=device).split(self.about.checked):
             some = (tensor[rows] for tensor in images)
             parts.append(self.attribute(explained, *some, method=method, generator=generator))
             count(int(rows[-1]) + 1)
@@ -129,9 +132,9 @@ class Bench:
         self, subject: Subject, cross_check: Subject | None
     ) -> tuple[Block, dict[str, Made]]:
         """Measure every method on one network; `cross_check` also evaluates replaced pixels."""
-        x, first, name = self.x, slice(self.settings.checked), subject.name
+        x, first, name = self.x, slice(self.about.checked), subject.name
         p, q = subject.pairs.p.to(x.device), subject.pairs.q.to(x.device)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         change = self.attribute(self.inn.network, x, p, q, method="ecinn").maps
         replacements = {
             measures.COUNTERFACTUAL: to_pixels(to_uint8(x + change)),
@@ -139,10 +142,10 @@ class Bench:
             "noise": noise_like(x, generator),
         }
         noise = torch.randn(x[first].shape, generator=generator).to(x)
-        noisy = (x[first] + self.settings.noise * noise).clamp(0, 1)
+        noisy = (x[first] + self.about.noise * noise).clamp(0, 1)
         any_order = torch.rand((len(x), *x.shape[2:]), generator=generator).to(x)
         few = (x[first], p[first], {kind: images[first] for kind, images in replacements.items()})
-        reading = (4 * self.batch_size, self.seed)
+        reading = (4 * self.about.batch_size, self.about.seed)
         readers = [Reader("replacement", subject.predict, x, p, replacements, *reading)]
         if cross_check is not None:
             readers.append(Reader("cross-check", cross_check.predict, *few, *reading))
@@ -162,14 +165,12 @@ class Bench:
             again, _ = self.maps(explained.network, (noisy, *classes), method, f"{task}: noise")
             other, _ = self.maps(explained.random, (x[first], *classes), method, f"{task}: random")
             maps = made[method][0].maps
-            areas = [
-                reader.of_maps(_first(made[method][0], len(reader.x)))
-                for reader in (readers[0], by_magnitude, *readers[1:])
-            ]
+            ordered = (readers[0], by_magnitude, *readers[1:])
+            areas = [reader.of_maps(made[method][0]) for reader in ordered]
             measured = noisiness(maps)
             values[method] = {
                 **_joined(areas),
-                **measures.localisation(self.dataset, self.cue, importance(maps), p, q),
+                **measures.localisation(self.about.dataset, self.cue, importance(maps), p, q),
                 **measured,
                 **relative_noisiness(measured, nulls[explained.name]),
                 **measures.similarity("stability", maps[first], again.maps),
@@ -178,8 +179,7 @@ class Bench:
             count(number)
         # The order of |h| means nothing here.
         random = _joined([reader.areas(any_order[: len(reader.x)]) for reader in readers])
-        null = nulls[name]
-        controls = {**null, **relative_noisiness(null, null)}
+        controls = {**nulls[name], **relative_noisiness(nulls[name], nulls[name])}
         values |= {measures.RANDOM_ORDER: random, measures.WHITE_NOISE: controls}
         count(len(self.methods) + 1)
         same = float((subject.pairs.p == self.inn.pairs.p).double().mean())
@@ -188,8 +188,7 @@ class Bench:
 
     def null(self, subject: Subject) -> dict[Measure, PerImage]:
         """Measure maps of the same images whose gradient is white noise."""
-        generator = torch.Generator().manual_seed(self.seed)
-        images = (self.x, self.baseline, generator, 4 * self.batch_size)
+        images = (self.x, self.baseline, self.generator(), 4 * self.about.batch_size)
         return noisiness(measures.white_noise_maps(subject.network, *images))
 
     def _row(self, method: str, values: Mapping[str, Values], made: Mapping[str, Made]) -> Row:
@@ -213,8 +212,7 @@ class Bench:
 
     def _interval(self, values: PerImage) -> Interval:
         """Use the same resamples for every measure: proportional measures get equal verdicts."""
-        generator = torch.Generator().manual_seed(self.seed)
-        resamples = self.settings.resamples
+        resamples, generator = self.resamples, self.generator()
         return bootstrap_interval(values.double(), resamples=resamples, generator=generator)
 
 
@@ -281,36 +279,32 @@ def measure_heatmaps(
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
     sample = model.pixels(training.images[order[: settings.sample]])
     dataset = model.recipe.dataset
-    batch_size = batch_size or BATCH_SIZE.get(model.device.type, 32)
+    result = HeatmapBenchmark(
+        dataset=dataset,
+        planted=dataset in cues,
+        n=n,
+        checked=min(settings.checked, n),
+        seed=seed,
+        batch_size=batch_size or BATCH_SIZE.get(model.device.type, 32),
+        baseline=baseline,
+        noise=settings.noise,
+    )
     inn = ExplainedINN(model.classifier, model.mu_bar)
     random_inn = randomised_inn(model, sample, seed)
-    reference = sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0])
     bench = Bench(
-        dataset=dataset,
+        about=result,
         cue=cues.get(dataset),
         x=model.pixels(pairs.images),
         inn=Subject("INN", inn, random_inn, pairs, model.predict),
         methods=chosen,
         sample=sample,
-        baseline=reference,
-        settings=dataclasses.replace(settings, checked=min(settings.checked, n)),
-        seed=seed,
-        batch_size=batch_size,
+        baseline=sample.mean(0) if baseline == "mean" else torch.zeros_like(sample[0]),
+        resamples=settings.resamples,
         observe=observe,
     )
     subjects = [bench.inn]
     if cnn is not None:
-        subjects.append(_cnn_subject(cnn, bench, sample, len(model.class_names)))
-    result = HeatmapBenchmark(
-        dataset=dataset,
-        planted=bench.cue is not None,
-        n=n,
-        checked=bench.settings.checked,
-        seed=seed,
-        batch_size=batch_size,
-        baseline=baseline,
-        noise=settings.noise,
-    )
+        subjects.append(_cnn_subject(cnn, bench, len(model.class_names)))
     made: dict[str, dict[str, Made]] = {}
     for subject in subjects:
         cross_check = None if cnn is None or subject.name == "CNN" else subjects[1]
@@ -329,25 +323,24 @@ def measure_heatmaps(
         for network, by_method in made.items()
         for method, (heatmap, _) in by_method.items()
     }
-    differ = {
-        subject.name: (subject.pairs.p != pairs.p) | (subject.pairs.q != pairs.q)
-        for subject in subjects
-    }
     shown = Shown(
         pairs=Pairs(*(tensor[:SHOWN] for tensor in vars(pairs).values())),
         counterfactuals=to_uint8(bench.x[:SHOWN].cpu() + maps["INN", "ecinn"]),
         maps=maps,
-        other_pair={name: tuple(rows[:SHOWN].tolist()) for name, rows in differ.items()},
+        other_pair={
+            s.name: tuple(((s.pairs.p != pairs.p) | (s.pairs.q != pairs.q))[:SHOWN].tolist())
+            for s in subjects
+        },
     )
     return dataclasses.replace(result, density=tuple(density), linear=tuple(linear)), shown
 
 
-def _cnn_subject(cnn: nn.Module, bench: Bench, sample: Images, classes: int) -> Subject:
+def _cnn_subject(cnn: nn.Module, bench: Bench, classes: int) -> Subject:
     """Explain a CNN for the classes that it predicts itself."""
     predict = nn.Sequential(cnn, nn.Softmax(1)).eval()
     with torch.no_grad():
-        parts = [predict(part) for part in bench.x.split(4 * bench.batch_size)]
+        parts = [predict(part) for part in bench.x.split(4 * bench.about.batch_size)]
     p = torch.cat(parts).argmax(1).cpu()
-    q = (p + random_offsets(len(p), classes, bench.seed)) % classes
-    random = randomised_cnn(cnn, sample[:NORMED], bench.seed)
+    q = (p + random_offsets(len(p), classes, bench.about.seed)) % classes
+    random = randomised_cnn(cnn, bench.sample[:NORMED], bench.about.seed)
     return Subject("CNN", cnn, random, dataclasses.replace(bench.inn.pairs, p=p, q=q), predict)

@@ -1,6 +1,6 @@
 """Measure what the out-of-distribution detector of a digit model catches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,14 +98,12 @@ def measure_detection(
         others["Fashion-MNIST"] = fashion
     few = digits.first(_REDRAWN).images
     again = redraw(few, page_pens(len(few)))
-    count = counter(observe, "images", len(digits) + sum(map(len, [again, *others.values()])))
-    usual, false_alarms = _scores(model, digits.images, count, 0)
-    usual_drawn, drawn_alarms = _scores(model, again, count, len(digits))
-    kinds, by_letter, done = {}, {}, len(digits) + len(again)
-    for name, images in others.items():
-        scores, flags = _scores(model, images, count, done)
-        done += len(images)
-        same_pen = usual_drawn if name == "drawn letters" else usual
+    of_digits, of_redrawn, *of_others = _scores(
+        model, [digits.images, again, *others.values()], observe
+    )
+    kinds, by_letter = {}, {}
+    for name, (scores, flags) in zip(others, of_others, strict=True):
+        same_pen, _ = of_redrawn if name == "drawn letters" else of_digits
         kinds[name] = _caught(same_pen, scores, flags)
         if name.endswith("letters"):
             per_letter = flags.reshape(len(LETTERS), -1)
@@ -115,7 +113,7 @@ def measure_detection(
             kinds[without] = _caught(same_pen, chosen, flags[rows])
             shares = per_letter.double().mean(1).tolist()
             by_letter[name] = dict(zip(LETTERS, shares, strict=True))
-    alarms = proportion(false_alarms), proportion(drawn_alarms)
+    alarms = proportion(of_digits[1]), proportion(of_redrawn[1])
     return Detection(split, seed, alarms[0], kinds, alarms[1], by_letter)
 
 
@@ -162,23 +160,27 @@ def load_fashion(folder: Path, split: Split) -> StoredImages:
 
 @torch.inference_mode()
 def _scores(
-    model: Model, images: StoredImages, count: Callable[[int], None], done: int
-) -> tuple[dict[str, Score], Bool[Tensor, " images"]]:
-    """Return the scores of every image, and whether it is flagged."""
-    parts = []
-    shape = model.ood.shape
-    for start in range(0, len(images), _BATCH):
-        x = to_pixels(images[start : start + _BATCH].to(model.device))
-        z, log_det = model.encode_with_log_det(x)
-        log_p = equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
-        residual = z - model.mu_bar[equations.predicted_class(z, model.mu)]
-        flags = model.ood.flags(z, residual, log_p).any(1)
-        scores = {"−log p(x)": -log_p, "distance": residual.square().sum(1)}
-        scores |= {} if shape is None else {"shape": shape.score(z)}
-        parts.append((flags, *scores.values()))
-        count(done + start + len(x))
-    flagged, *columns = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
-    return dict(zip(scores, columns, strict=True)), flagged
+    model: Model, kinds: Sequence[StoredImages], observe: Observer
+) -> list[tuple[dict[str, Score], Bool[Tensor, " images"]]]:
+    """Return the scores of every image, and whether it is flagged, for each kind of images."""
+    shape, done, found = model.ood.shape, 0, []
+    count = counter(observe, "images", sum(map(len, kinds)))
+    for images in kinds:
+        parts = []
+        for batch in images.split(_BATCH):
+            x = to_pixels(batch.to(model.device))
+            z, log_det = model.encode_with_log_det(x)
+            log_p = equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
+            residual = z - model.mu_bar[equations.predicted_class(z, model.mu)]
+            flags = model.ood.flags(z, residual, log_p).any(1)
+            scores = {"−log p(x)": -log_p, "distance": residual.square().sum(1)}
+            scores |= {} if shape is None else {"shape": shape.score(z)}
+            parts.append((flags, *scores.values()))
+            done += len(x)
+            count(done)
+        flagged, *columns = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+        found.append((dict(zip(scores, columns, strict=True)), flagged))
+    return found
 
 
 def _caught(

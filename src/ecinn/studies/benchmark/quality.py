@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
@@ -26,10 +26,10 @@ CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
 JUDGES: Mapping[str, str] = {"mnist": "mnist", "fakemnist": "mnist"}
 """The shipped judges of every dataset."""
 MAIN_ORACLE = "convolutional"
-ORACLES = (MAIN_ORACLE, "fully connected")
 REAL = "real image of q"
 PERFECT = "perfect answer"
-_BATCH = 500
+_BATCH, _EXPLAINED = 500, 250
+"""Images at a time that are classified and explained."""
 
 RealFeatures = Float[Tensor, "real features"]
 
@@ -212,10 +212,40 @@ def predicted_classes(
     return predicted
 
 
+def stored_counterfactuals(
+    model: Model, images: StoredImages, q: Labels, observe: Observer = ignore, task: str = "pairs"
+) -> tuple[Labels, StoredImages, Labels]:
+    """Explain 8-bit images at α₁, except those that are read as q already or have no q (−1).
+
+    Returns:
+        C(x), the stored counterfactuals and their class by the model: black and −1 where there is
+        none.
+    """
+    p = predicted_classes(model, images, observe)
+    stored, read_as = torch.zeros_like(images), torch.full_like(q, -1)
+    count = counter(observe, task, len(q))
+    left = ((q != p) & (q >= 0)).nonzero()[:, 0]
+    for start in range(0, len(left), _EXPLAINED):
+        rows = left[start : start + _EXPLAINED]
+        answer = model.explain(images[rows], q[rows, None], confidence="alpha_1")
+        stored[rows] = answer.stored_convincing[:, 0].to(images.device)
+        read_as[rows] = answer.convincing_certificate.winner[:, 0].to(q.device)
+        count(int(rows[-1]) + 1)
+    return p, stored, read_as
+
+
 def log_density(model: Model, x: Images) -> Float[Tensor, " batch"]:
     """log p(x), pixels in [0, 1]."""
     z, log_det = model.encode_with_log_det(x)
     return equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
+
+
+def draw_of_class(
+    labels: Labels, label: int, n: int, generator: torch.Generator
+) -> Int[Tensor, " drawn"]:
+    """Draw n images with a label, or all if there are fewer; return their positions."""
+    members = (labels == label).nonzero()[:, 0]
+    return members[torch.randperm(len(members), generator=generator)[:n]]
 
 
 def random_of_class(data: Dataset, q: Labels, generator: torch.Generator) -> StoredImages:

@@ -16,6 +16,7 @@ from ecinn.explanation.counterfactual import class_means
 from ecinn.flow.bijections import Coupling
 from ecinn.model import Model
 from ecinn.pixels import Images
+from ecinn.training.networks import seeded
 
 LAST_LAYER = 0.3
 """Approximate output of a subnet with random weights: about the variation of a pixel."""
@@ -57,9 +58,7 @@ def randomised_cnn(network: nn.Module, images: Images, seed: int) -> nn.Module:
     With batch norms as they are initialised, the signal would vanish in a deep network.
     """
     fresh = copy.deepcopy(network).cpu()
-    # Layers draw their weights from the global generator.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(torch.device("cpu"), seed):  # layers draw their weights from the global generator
         for module in fresh.modules():
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:

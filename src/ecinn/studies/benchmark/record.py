@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ecinn import files
 from ecinn.drawing.table import Table
 from ecinn.drawing.words import fill, read_toml
-from ecinn.files import atomic_write
 from ecinn.model import Model
 from ecinn.studies.judges import Judges
 
@@ -71,7 +70,7 @@ class Results:
     def write(self, stem: Path) -> list[Path]:
         """Write STEM.md and STEM.json, and return the paths of all files of these results."""
         page, numbers = (stem.with_name(stem.name + end) for end in (".md", ".json"))
-        write_text(page, self.markdown())
+        files.atomic_write(page, self.markdown().encode())
         write_json(numbers, self.values)
         return [page, numbers, *(stem.with_name(name) for name in self.pictures)]
 
@@ -127,11 +126,5 @@ def jsonable(value: Any) -> Any:  # noqa: ANN401
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401
-    """Write a JSON file atomically."""
-    text = json.dumps(jsonable(value), indent=1, ensure_ascii=False, allow_nan=False)
-    atomic_write(path, (text + "\n").encode())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    atomic_write(path, text.encode())
+    """Write results as a JSON file, completely or not at all."""
+    files.write_json(path, jsonable(value))

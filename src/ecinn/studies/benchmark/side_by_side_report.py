@@ -1,7 +1,6 @@
 """Tables and pictures of a side-by-side benchmark: quality, cost, and the images themselves."""
 
 import importlib
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from ecinn.drawing import grid
-from ecinn.drawing.pictures import image_array
+from ecinn.drawing.pictures import figure_png, image_array
 from ecinn.drawing.table import Table
 from ecinn.drawing.words import NONE, show
 from ecinn.errors import InputError
@@ -40,11 +39,9 @@ def side_by_side_tables(result: SideBySide, record: Mapping[str, Any]) -> tuple[
     """Lay out who is convinced, distance and realism, tipping points and samples, and cost."""
     rows = (*result.methods, *result.references)
     values = {**vars(result), **about_judges(record, planted=result.dataset in CUES)}
+    opinion = vars(result.opinion).items()
     readers = [
-        {
-            "reader": reader,
-            **{name: shares[reader] for name, shares in vars(result.opinion).items()},
-        }
+        {"reader": reader, **{name: shares[reader] for name, shares in opinion}}
         for reader in result.opinion.tipping_points
     ]
     about = [f"{row.method}: {WORDS['methods'].get(row.method, NONE)}." for row in result.methods]
@@ -116,9 +113,7 @@ def cost_figure(result: SideBySide) -> bytes:
     (hollow,) = axes[0, 0].plot([], [], "o", color="#777777", markersize=9, mfc="white", mew=1.8)
     labels = [references[-1].method, "hollow: less than half convinced (upper panels)"]
     figure.legend([line, hollow], labels, loc="outside lower center", ncols=2, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure_png(figure)
 
 
 def _draw(
@@ -150,26 +145,15 @@ def _draw(
     for point, x, y, offset in zip(points, cost, quality, offsets, strict=True):
         colour, marker = _STYLES[list(METHODS).index(point.method) % len(_STYLES)]
         axis.plot(
-            x,
-            y,
-            marker,
-            color=colour,
-            markersize=15 if marker == "*" else 9,
-            mfc=colour if point.qualities[0] >= 50 else "white",
-            mew=1.8,
-            zorder=3,
-        )
+            x, y, marker, color=colour, markersize=15 if marker == "*" else 9,
+            mfc=colour if point.qualities[0] >= 50 else "white", mew=1.8, zorder=3,
+        )  # fmt: skip
         axis.annotate(
-            point.method,
-            (x, y),
-            xytext=offset,
-            textcoords="offset points",
-            fontsize=10.5,
-            color="#222222",
-            va="center",
+            point.method, (x, y), xytext=offset, textcoords="offset points", fontsize=10.5,
+            color="#222222", va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkB": 6},
-        )
+        )  # fmt: skip
 
 
 def _label_offsets(
@@ -186,13 +170,13 @@ def _label_offsets(
             for across in (14.0, -14.0 - width)
         ]
         boxes = [(x + dx, y + dy - 7, x + dx + width, y + dy + 7) for dx, dy in offsets]
-        free = [
+        free = (
             index
             for index, (left, low, right, high) in enumerate(boxes)
             if left >= 0 and right <= _WIDTH and low >= 0 and high <= _HEIGHT
             if not any(left < c and a < right and low < d and b < high for a, b, c, d in taken)
-        ]
-        best = free[0] if free else 0
+        )
+        best = next(free, 0)
         taken.append(boxes[best])
         chosen.append(offsets[best])
     return chosen

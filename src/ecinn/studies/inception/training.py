@@ -31,6 +31,7 @@ from ecinn.training.networks import (
 )
 
 KIND = "inception"
+_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,7 @@ class InceptionResult:
 
 
 def load_inception(
-    path: Path,
-    device: str | torch.device = "auto",
-    class_names: Sequence[str] | None = None,
+    path: Path, device: str | torch.device = "auto", class_names: Sequence[str] | None = None
 ) -> InceptionResult:
     """Read a stored network; it must have these classes, if they are given."""
     target = resolve_device(device)
@@ -115,10 +114,7 @@ def train_inception(
     def build() -> InceptionClassifier:
         return InceptionClassifier(len(data.class_names), settings.side)
 
-    with (
-        seeded(device, settings.seed),
-        torch.backends.cudnn.flags(enabled=True, benchmark=True),
-    ):
+    with seeded(device, settings.seed), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         training = fit(build().to(device), data, settings, observe)
     stored = stored_weights(training.network, settings.stored_bits)
     classifier = assemble(build, stored, device)
@@ -158,14 +154,12 @@ def fit(
 
 
 @torch.no_grad()
-def error_rate(network: nn.Module, data: Dataset, batch_size: int = 100) -> float:
+def error_rate(network: nn.Module, data: Dataset) -> float:
     """Return the share of clean images that are misclassified in evaluation mode and float32."""
     device = next(network.parameters()).device
     was_training = network.training
     network.eval()
     with exact_convolutions():
-        predicted = torch.cat(
-            [network(to_pixels(x.to(device))).argmax(1) for x in data.images.split(batch_size)]
-        )
+        parts = [network(to_pixels(x.to(device))).argmax(1) for x in data.images.split(_BATCH)]
     network.train(was_training)
-    return int((predicted.cpu() != data.labels.cpu()).sum()) / len(data)
+    return int((torch.cat(parts).cpu() != data.labels.cpu()).sum()) / len(data)

@@ -18,7 +18,7 @@ from ecinn.drawing.words import fill, read_toml
 from ecinn.files import atomic_write
 from ecinn.model import Model, load
 from ecinn.progress import Observer, ignore
-from ecinn.studies.benchmark.record import write_json, write_text
+from ecinn.studies.benchmark.record import write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,10 +86,10 @@ class Made:
 
     @classmethod
     def single(
-        cls, stem: str, content: Figure | Sequence[Figure], numbers: object, text: str
+        cls, stem: str, content: Figure | Sequence[Figure], numbers: object, **values: object
     ) -> "Made":
-        """One figure, or a book of several, with its numbers and its caption."""
-        made = cls(data={stem: numbers}, captions={stem: text})
+        """One figure, or a book of several, with its numbers, and its caption filled in."""
+        made = cls(data={stem: numbers}, captions={stem: caption(stem, **values)})
         if isinstance(content, Sequence):
             return replace(made, books={stem: content})
         return replace(made, figures={stem: content})
@@ -143,24 +143,19 @@ def command(names: str, context: Context) -> str:
 
 def write(artefact: Artefact, made: Made, folder: Path, context: Context) -> list[Path]:
     """Write figures as PDF and PNG, books as PDF, pages as Markdown, and the numbers as JSON."""
-    files: list[tuple[Path, bytes]] = []
+    files: dict[str, bytes] = {}
     if made.figures or made.books:
         from ecinn.studies.paper import style
 
         for stem, figure in made.figures.items():
-            files.append((folder / f"{stem}.pdf", style.pdf_bytes(figure)))
-            files.append((folder / f"{stem}.png", style.png_bytes(figure)))
-        for stem, figures in made.books.items():
-            files.append((folder / f"{stem}.pdf", style.pdf_bytes(figures)))
+            files[f"{stem}.pdf"] = style.pdf_bytes(figure)
+            files[f"{stem}.png"] = style.png_bytes(figure)
+        files |= {f"{stem}.pdf": style.pdf_bytes(pages) for stem, pages in made.books.items()}
+    files |= {f"{stem}.md": text.encode() for stem, text in made.pages.items()}
     # Everything is drawn before anything is written.
-    for path, data in files:
-        atomic_write(path, data)
-    written = [path for path, _ in files]
-    for stem, text in made.pages.items():
-        written.append(folder / f"{stem}.md")
-        write_text(written[-1], text)
+    for name, data in files.items():
+        atomic_write(folder / name, data)
     for stem, numbers in made.data.items():
-        written.append(folder / f"{stem}.json")
         record = {
             "title": artefact.title,
             "caption": made.captions.get(stem, ""),
@@ -169,8 +164,8 @@ def write(artefact: Artefact, made: Made, folder: Path, context: Context) -> lis
             "torch": torch.__version__,
             "data": numbers,
         }
-        write_json(written[-1], record)
-    return written
+        write_json(folder / f"{stem}.json", record)
+    return [folder / name for name in (*files, *(f"{stem}.json" for stem in made.data))]
 
 
 def contents(

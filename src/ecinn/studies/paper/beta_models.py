@@ -17,8 +17,12 @@ from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.files import ASSETS
 from ecinn.model import Model
-from ecinn.pixels import StoredImages
-from ecinn.studies.benchmark.quality import MAIN_ORACLE, Panel, predicted_classes
+from ecinn.studies.benchmark.quality import (
+    MAIN_ORACLE,
+    Panel,
+    draw_of_class,
+    stored_counterfactuals,
+)
 from ecinn.studies.judges import Judges
 from ecinn.training.evaluation import random_offsets
 
@@ -30,7 +34,6 @@ ROUNDS = 2
 """Digits per class: one for the figure, the rest for the supplement."""
 PAIRS = 2000
 """Test digits with a random target each, whose counterfactuals are judged."""
-BATCH_SIZE = 250
 FILE = "trade_off.safetensors"
 SHIPPED = ASSETS / "paper" / FILE
 JUDGED = ("judged", "convinced", "frechet")
@@ -82,12 +85,11 @@ def draw_digits(data: Dataset, seed: int, target: int = TARGET) -> Int[Tensor, "
     generator = torch.Generator().manual_seed(seed)
     columns = []
     for label in (label for label in range(len(data.class_names)) if label != target):
-        candidates = (data.labels == label).nonzero()[:, 0]
-        if len(candidates) < ROUNDS:
+        columns.append(draw_of_class(data.labels, label, ROUNDS, generator))
+        if len(columns[-1]) < ROUNDS:
             raise InputError(
                 f"{ROUNDS} test images of every digit are needed: give --limit 200 or more"
             )
-        columns.append(candidates[torch.randperm(len(candidates), generator=generator)[:ROUNDS]])
     return torch.stack(columns, 1).flatten()
 
 
@@ -106,19 +108,13 @@ class Jury:
         rows = torch.randperm(len(data), generator=generator)[:PAIRS]
         classes = len(data.class_names)
         q = (data.labels[rows] + random_offsets(len(rows), classes, seed)) % classes
-        return cls(Panel(judges, judges.features(data.images)), data.images[rows], q)
+        return cls(Panel.of(judges, data.images, "mnist"), data.images[rows], q)
 
     def judge(self, model: Model) -> dict[str, float | int]:
         """Measure `JUDGED` on stored α₁ counterfactuals; digits already read as q are left out."""
-        other = predicted_classes(model, self.images) != self.q
-        images, q = self.images[other], self.q[other]
-        stored = [
-            model.explain(some, target[:, None], confidence="alpha_1", check=False)
-            .stored_convincing[:, 0]
-            .cpu()
-            for some, target in zip(images.split(BATCH_SIZE), q.split(BATCH_SIZE), strict=True)
-        ]
-        verdict, _ = self.panel.judge(images, torch.cat(stored), q)
+        p, stored, _ = stored_counterfactuals(model, self.images, self.q)
+        other = p != self.q
+        verdict, _ = self.panel.judge(self.images[other], stored[other], self.q[other])
         assert verdict.oracles is not None
         share = verdict.oracles[MAIN_ORACLE]
         values = (share.n, round(share.mean * share.n), verdict.frechet.mean)
@@ -134,9 +130,9 @@ def compare(
 ) -> TradeOff:
     """Explain the same digits with every model; the checkpoints hold the other measurements."""
     models = sorted(models, key=lambda checkpoint: checkpoint.recipe.beta)
-    images = data.images[places]
-    explained = [_explained(target, images, Model(checkpoint, device)) for checkpoint in models]
-    counterfactuals, already, reached = map(torch.stack, zip(*explained, strict=True))
+    images, q = data.images[places], torch.full_like(places, target)
+    explained = [stored_counterfactuals(Model(each, device), images, q) for each in models]
+    p, counterfactuals, read_as = map(torch.stack, zip(*explained, strict=True))
     return TradeOff(
         beta=tuple(checkpoint.recipe.beta for checkpoint in models),
         **{name: tuple(checkpoint.metrics[name] for checkpoint in models) for name in METRICS},
@@ -149,22 +145,9 @@ def compare(
         },
         images=images,
         counterfactuals=counterfactuals,
-        already=already,
-        reached=reached,
+        already=p == target,
+        reached=read_as == target,
     )
-
-
-def _explained(
-    target: int, images: StoredImages, model: Model
-) -> tuple[StoredImages, Bool[Tensor, " images"], Bool[Tensor, " images"]]:
-    """Return stored counterfactuals, which digits are already read as the target, and success."""
-    already = predicted_classes(model, images) == target
-    stored, reached = torch.zeros_like(images), torch.zeros_like(already)
-    if not already.all():
-        explanation = model.explain(images[~already], target, confidence="alpha_1")
-        stored[~already] = explanation.stored_convincing[:, 0].cpu()
-        reached[~already] = explanation.convincing_certificate.reached[:, 0].cpu()
-    return stored, already, reached
 
 
 def save(result: TradeOff, path: Path) -> None:

@@ -12,7 +12,7 @@ from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, proportion, wilson
 from ecinn.metrics.strokes import FEATURES
 from ecinn.model import Model
-from ecinn.pixels import StoredImages, to_uint8
+from ecinn.pixels import Labels, StoredImages, to_uint8
 from ecinn.studies.benchmark.quality import MAIN_ORACLE
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
@@ -71,14 +71,15 @@ def draw_digits(
     return torch.cat(parts), labels
 
 
+def agreement(judges: Judges, images: StoredImages, labels: Labels) -> dict[str, Interval]:
+    """Share of the images that each family of oracles classifies as these labels."""
+    return {family: proportion(said == labels) for family, said in judges.verdicts(images).items()}
+
+
 def sampling(model: Model, judges: Judges, n: int, seed: int) -> Measurement:
     """Let two families of oracles classify samples of p(x|y) at temperature 1."""
     images, labels = draw_digits(model, n, torch.Generator().manual_seed(seed))
-    shares = {
-        family: proportion(predicted == labels)
-        for family, predicted in judges.verdicts(images).items()
-    }
-    wanted = limits("sampling")["share"]
+    shares, wanted = agreement(judges, images, labels), limits("sampling")["share"]
     votes = [share_votes(share, wanted) for share in shares.values()]
     return Measurement("sampling", shares, votes, {"n": n})
 
@@ -109,13 +110,7 @@ def torn_oracles(sample: Sample, judges: Judges) -> Measurement:
 
 def convinces_oracles(sample: Sample, judges: Judges) -> Measurement:
     """Let two families of oracles classify counterfactuals, and real images of q."""
-    made, real = (
-        {
-            family: proportion(predicted == sample.q)
-            for family, predicted in judges.verdicts(images).items()
-        }
-        for images in (sample.stored, sample.real)
-    )
+    made, real = (agreement(judges, x, sample.q) for x in (sample.stored, sample.real))
     return Measurement(
         "convincing",
         made,

@@ -18,30 +18,19 @@ from ecinn.metrics.heatmaps import importance, map_similarity, rank_similarity
 from ecinn.metrics.statistics import Interval, proportion
 from ecinn.model import Model
 from ecinn.progress import Observer, counter, ignore
-from ecinn.studies.benchmark.face_quality import (
-    REAL,
-    REFERENCE,
-    REFERENCE_FACES,
-    measure_realism,
-)
+from ecinn.studies.benchmark.face_quality import REAL, REFERENCE, REFERENCE_FACES, measure_realism
 from ecinn.studies.benchmark.heatmap_measures import LABELS
 from ecinn.studies.benchmark.side_by_side import Pairs
+from ecinn.studies.face_judges import LABELS as FACE_LABELS
 from ecinn.studies.face_judges import FaceJudges, load_face_judges
 from ecinn.studies.judges import shipped_judges
 from ecinn.studies.paper.artefact import Context
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
-from ecinn.studies.paper.claims_heatmaps import (
-    explained_images,
-    faithful,
-    training_sample,
-)
+from ecinn.studies.paper.claims_heatmaps import faithful
 from ecinn.studies.paper.columns import stages
 from ecinn.studies.paper.measuring import Bench, mean_difference, means
 
-SMILE, CHEEKBONES, LIPSTICK, MAKEUP = DATASETS = tuple(
-    f"celeba/{attribute}"
-    for attribute in ("Smiling", "High_Cheekbones", "Wearing_Lipstick", "Heavy_Makeup")
-)
+SMILE, CHEEKBONES, LIPSTICK, MAKEUP = DATASETS = tuple(f"celeba/{label}" for label in FACE_LABELS)
 """The labels of the paper's Figure 9."""
 METHOD: HeatmapMethod = "gradient_shap"
 """The established method used to compare the maps of two models: the cheapest that converges."""
@@ -76,9 +65,8 @@ def measure_smiles(bench: Bench, model: Model, cheekbones: Model | None) -> Iter
         yield unrealistic(smile, judges, reference.first(REFERENCE_FACES), seed)
     if cheekbones is not None:
         yield smile_is_cheekbones(smile)
-    compared = training_sample(model, bench.training(model), seed)
     pairs = Pairs(smile.index, smile.images, smile.flips.p, smile.flips.q)
-    faces = explained_images(model, pairs, compared, sizes.face_maps)
+    faces = bench.explained(model, pairs, sizes.face_maps)
     done = counter(bench.context.observe, f"heatmaps of {model.name}", len(METHODS))
     maps = faces.maps(faces.inn, METHODS, done, BATCH_SIZE)
     yield faithful(model, faces, maps, seed)
@@ -234,15 +222,13 @@ def lipstick_is_makeup(lipstick: Audit, trained: Mapping[str, str]) -> Measureme
     """Compare the maps of both models for the same faces; maps of other faces are the control."""
     measured = _similar(lipstick, "lipstick-makeup", "identical")
     numbers = {"mean_maps": lipstick.comparisons[0].mean_maps, "recipes": dict(trained)}
-    alike = len(set(trained.values())) == 1
+    said = " and ".join(f"{name} was {how}" for name, how in trained.items())
+    alike = "same" if len(set(trained.values())) == 1 else "different"
     return replace(
         measured,
         numbers={**measured.numbers, **numbers},
-        words={
-            **measured.words,
-            "trained": " and ".join(f"{name} was {how}" for name, how in trained.items()),
-        },
-        chosen={"recipes_differ": ["same" if alike else "different"]},
+        words={**measured.words, "trained": said},
+        chosen={"recipes_differ": [alike]},
     )
 
 

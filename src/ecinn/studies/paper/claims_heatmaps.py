@@ -12,24 +12,20 @@ from ecinn.attribution.heatmaps import METHODS, HeatmapMethod, Heatmaps
 from ecinn.data.dataset import Dataset
 from ecinn.drawing.words import show
 from ecinn.metrics.heatmaps import blurred, importance, noise_like
-from ecinn.metrics.statistics import (
-    Interval,
-    bootstrap_interval,
-    paired_difference_interval,
-    proportion,
-)
+from ecinn.metrics.statistics import Interval, bootstrap_interval, proportion
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_pixels
 from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.heatmap_measures import (
     LABELS,
+    NOISE,
     WHITE_NOISE,
+    Better,
     Reader,
     noisiness,
     verdict,
 )
 from ecinn.studies.benchmark.heatmaps import BLUR, SAMPLE
-from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import load_judges, scaled
 from ecinn.studies.paper.claim import Measurement, limits
 from ecinn.studies.paper.measuring import (
@@ -43,7 +39,7 @@ from ecinn.training.evaluation import random_offsets
 from ecinn.training.networks import ConvolutionalNetwork, one_cycle, seeded, train_network
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}
-BETTER = {"total variation": "less", "spatial coherence": "more", "high-frequency share": "less"}
+BETTER = {name: better for name, better, _ in NOISE}
 """Measures of noise, and the direction that is better."""
 ALTERED = (0.1, 0.25, 0.5)
 """Shares of the pixels that are altered."""
@@ -59,18 +55,17 @@ Twins = Mapping[str, Sequence[tuple[float, Noise]]]
 
 def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
     """Measure all claims about heatmaps of digits on the same digits."""
-    sample, training, sizes = bench.sample(model), bench.training(model), bench.sizes
-    seed, observe = bench.context.seed, bench.context.observe
-    compared = training_sample(model, training, seed)
-    digits = explained_images(model, sample, compared, sizes.maps)
-    done = counter(observe, f"heatmaps of {model.name}", len(METHODS))
+    sample, sizes, seed = bench.sample(model), bench.sizes, bench.context.seed
+    digits = bench.explained(model, sample, sizes.maps)
+    done = counter(bench.context.observe, f"heatmaps of {model.name}", len(METHODS))
     inn = noise_of(digits.maps(digits.inn, METHODS, done))
     noise = digits.white_noise(digits.inn, torch.Generator().manual_seed(seed))
     yield less_noisy(inn | {WHITE_NOISE: _noise(noise)})
     judge = OnPixels(load_judges("mnist").convolutional).to(model.device).eval()
     yield less_noisy_with_relu(inn, noise_of(digits.maps(judge)))
     yield relu_is_the_cause(bench.once(twins_of_digits), inn)
-    yield unchanged_pixels(sample, compared.mean(0), min(sizes.few, sizes.digits), seed)
+    few = min(sizes.few, sizes.digits)
+    yield unchanged_pixels(sample, digits.training.mean(0), few, seed)
 
 
 class OnPixels(nn.Module):
@@ -84,18 +79,6 @@ class OnPixels(nn.Module):
         """Return logits."""
         logits: Tensor = self.network((256 * x - 0.5) / 255 - 0.5)
         return logits
-
-
-def training_sample(model: Model, training: Dataset, seed: int) -> Images:
-    """Draw the training images that gradient methods compare with."""
-    order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))
-    return model.pixels(training.images[order[:SAMPLE]])
-
-
-def explained_images(model: Model, pairs: Pairs, training: Images, n: int) -> ExplainedImages:
-    """Take the first pairs."""
-    p, q = (labels[:n].to(model.device) for labels in (pairs.p, pairs.q))
-    return ExplainedImages(model, model.pixels(pairs.images[:n]), p, q, training)
 
 
 def noise_of(maps: Mapping[str, Heatmaps]) -> Noise:
@@ -354,8 +337,8 @@ def _means(values: Mapping[str, Tensor]) -> dict[str, Interval]:
     return {name: _interval(column) for name, column in values.items()}
 
 
-def _better(a: Tensor, b: Tensor, better: str) -> bool:
-    return verdict(_difference(a, b), better) == "better"  # type: ignore[arg-type]
+def _better(a: Tensor, b: Tensor, better: Better) -> bool:
+    return verdict(_difference(a, b), better) == "better"
 
 
 def _interval(values: Tensor) -> Interval:
@@ -364,5 +347,4 @@ def _interval(values: Tensor) -> Interval:
 
 
 def _difference(a: Tensor, b: Tensor) -> Interval:
-    generator = torch.Generator().manual_seed(0)
-    return paired_difference_interval(a, b, resamples=RESAMPLES, generator=generator)
+    return _interval(a.double() - b.double())

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, UInt8
@@ -18,7 +17,7 @@ from ecinn.metrics.strokes import slant, thickness
 from ecinn.model import Model
 from ecinn.pixels import Labels, StoredImages, to_uint8
 from ecinn.progress import counter
-from ecinn.studies.benchmark.quality import MAIN_ORACLE
+from ecinn.studies.benchmark.quality import MAIN_ORACLE, draw_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs
 from ecinn.studies.judges import Judges
 from ecinn.studies.paper.claim import Measurement, limits, share_votes
@@ -27,7 +26,7 @@ from ecinn.studies.paper.measuring import Bench, Sample, means, ratio_of_sums
 AVERAGED = (1, 10, 100)
 """Latents of each class that Δ is taken between; the means over all training images come last."""
 Feature = Callable[[StoredImages], Tensor]
-FEATURES: Mapping[str, Feature] = MappingProxyType({"slant": slant, "thickness": thickness})
+FEATURES: Mapping[str, Feature] = {"slant": slant, "thickness": thickness}
 """Orientation is the example of the paper's Section 3.2, and Section 4.2 names both."""
 
 Latents = Float[Tensor, "classes images dim"]
@@ -41,10 +40,11 @@ def measure(bench: Bench, model: Model) -> Iterator[Measurement]:
     yield reaches_target(sample)
 
 
-def few_class_pixels(cue: Cue = FAKE_MNIST_CUE) -> Measurement:
+def few_class_pixels() -> Measurement:
     """Count the pixels that depend on the class: 10 of 784."""
-    share, most = float(cue.mask.double().mean()), limits("few-pixels")["most"]
-    counts = {"pixels": int(cue.mask.sum()), "all_pixels": cue.mask.numel()}
+    mask, most = FAKE_MNIST_CUE.mask, limits("few-pixels")["most"]
+    share = float(mask.double().mean())
+    counts = {"pixels": int(mask.sum()), "all_pixels": mask.numel()}
     return Measurement("few-pixels", {"share": share}, [[share < most]], counts)
 
 
@@ -164,12 +164,9 @@ def draw_classes(
     data: Dataset, per_class: int, generator: torch.Generator
 ) -> UInt8[Tensor, "classes images channels height width"]:
     """Draw the same number of random images of every class."""
-    drawn = []
-    for label in range(len(data.class_names)):
-        members = (data.labels == label).nonzero()[:, 0]
-        order = torch.randperm(len(members), generator=generator)
-        drawn.append(data.images[members[order[:per_class]]])
-    return torch.stack(drawn)
+    classes = range(len(data.class_names))
+    drawn = [draw_of_class(data.labels, label, per_class, generator) for label in classes]
+    return data.images[torch.stack(drawn)]
 
 
 def mean_differences(
@@ -277,9 +274,7 @@ def averages_cancel(bench: Bench, fake: Model, mnist: Model) -> Measurement:
 
 
 def cancelled(
-    left: Mapping[int, Left],
-    carried: Mapping[str, Carried],
-    mu_bar: Float[Tensor, "classes dim"],
+    left: Mapping[int, Left], carried: Mapping[str, Carried], mu_bar: Float[Tensor, "classes dim"]
 ) -> Measurement:
     """Require that next to nothing of the first is left, and less than half of the second."""
     single, every = left[min(left)], left[max(left)]

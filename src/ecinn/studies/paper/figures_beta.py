@@ -14,7 +14,7 @@ from torch import Tensor
 from ecinn.drawing.pictures import Array, image_array
 from ecinn.errors import InputError
 from ecinn.studies.paper import beta_models, style
-from ecinn.studies.paper.artefact import Context, Made, caption
+from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.beta_models import TradeOff
 
 SIDE = 3
@@ -134,13 +134,13 @@ def figure_10(context: Context) -> Made:
     """Counterfactuals of models trained at increasing β."""
     result = _results(context)
     error, bits = ((min(values), max(values)) for values in (result.error, result.bits_per_dim))
-    text = caption("figure-10", result=result, error=error, bits=bits)
-    return Made.single("figure-10", draw(result), numbers(result, slice(SIDE**2)), text)
+    said = {"result": result, "error": error, "bits": bits}
+    return Made.single("figure-10", draw(result), numbers(result, slice(SIDE**2)), **said)
 
 
 def supplement_10(context: Context) -> Made:
     """Further digits by the same models."""
     result = _results(context)
     pages = [draw(result, part) for part in range(1, len(result.images) // SIDE**2)]
-    text = f"{SIDE**2 * len(pages)} further random digits, by the same models."
-    return Made.single("supplement-10", pages, numbers(result, slice(SIDE**2, None)), text)
+    shown, digits = slice(SIDE**2, None), SIDE**2 * len(pages)
+    return Made.single("supplement-10", pages, numbers(result, shown), digits=digits)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ecinn.data.dataset import Dataset
 from ecinn.drawing import pictures
 from ecinn.model import Model
-from ecinn.studies.paper.artefact import Context, Made, caption
+from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.explained import Shown, columns, draw, every_target, explain_each
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
@@ -67,7 +67,7 @@ def figure_3(context: Context) -> Made:
     """Random samples of FakeMNIST."""
     shown, places = samples(context.tested("fakemnist")[1], context.generator(3))
     numbers = [{"test_image": place, "label": label} for label, place in enumerate(places)]
-    return Made.single("figure-3", draw_grid(shown, 5), numbers, caption("figure-3"))
+    return Made.single("figure-3", draw_grid(shown, 5), numbers)
 
 
 def figure_4(context: Context) -> Made:
@@ -75,8 +75,7 @@ def figure_4(context: Context) -> Made:
     tested = context.tested("fakemnist")
     (shown,) = one_to_all(tested, tested[1].labels == 0, context.generator(4))
     figure = draw_grid(columns(shown, top_left, LARGEST), 4)
-    text = caption("figure-4", legend=shown.legend(LARGEST))
-    return Made.single("figure-4", figure, shown.numbers(), text)
+    return Made.single("figure-4", figure, shown.numbers(), legend=shown.legend(LARGEST))
 
 
 def figure_5(context: Context) -> Made:
@@ -98,5 +97,5 @@ def figure_7(context: Context) -> Made:
 
 
 def _explained(stem: str, shown: Shown) -> Made:
-    text = caption(stem, legend=shown.legend())
-    return Made.single(stem, draw_grid(columns(shown)), shown.numbers(), text)
+    figure = draw_grid(columns(shown))
+    return Made.single(stem, figure, shown.numbers(), legend=shown.legend())

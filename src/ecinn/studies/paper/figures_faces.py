@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,14 +24,12 @@ from ecinn.studies.paper.explained import columns, draw, every_image, explain_ea
 from ecinn.studies.paper.measuring import GRADIENT_METHODS, ExplainedImages
 from ecinn.studies.paper.style import Grid, Panel, draw_grid
 
-FACE_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "celeba-smile": ("¬smile", "smile"),
-        "celeba-cheekbones": ("¬cheekb.", "cheekb."),
-        "celeba-lipstick": ("¬lipstick", "lipstick"),
-        "celeba-makeup": ("¬makeup", "makeup"),
-    }
-)
+FACE_MODELS: Mapping[str, tuple[str, str]] = {
+    "celeba-smile": ("¬smile", "smile"),
+    "celeba-cheekbones": ("¬cheekb.", "cheekb."),
+    "celeba-lipstick": ("¬lipstick", "lipstick"),
+    "celeba-makeup": ("¬makeup", "makeup"),
+}
 """Models with short names of their classes; ¬ means “not”."""
 SHORT_NAMES = {
     "integrated_gradients": "IntGrad",
@@ -50,8 +47,7 @@ def figure_8(context: Context) -> Made:
     places = torch.cat([draw([tested], labels == label, 5, generator) for label in (0, 1)])
     shown = explain_each(tested, places, 1 - labels[places][:, None])
     figure = draw_grid(columns(shown, names=FACE_MODELS["celeba-smile"]))
-    text = caption("figure-8", legend=shown.legend())
-    return Made.single("figure-8", figure, shown.numbers(), text)
+    return Made.single("figure-8", figure, shown.numbers(), legend=shown.legend())
 
 
 class Faces:

@@ -19,8 +19,9 @@ from ecinn.drawing import pictures
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model
 from ecinn.pixels import to_uint8
+from ecinn.studies.benchmark.quality import draw_of_class
 from ecinn.studies.paper import style
-from ecinn.studies.paper.artefact import Context, Made, caption
+from ecinn.studies.paper.artefact import Context, Made
 from ecinn.studies.paper.explained import Shown, draw, explain_each
 from ecinn.studies.paper.style import share
 
@@ -62,14 +63,11 @@ def pipelines(context: Context, n: int, generator: torch.Generator) -> tuple[lis
 def figure_1(context: Context) -> Made:
     """The method on a face."""
     figures, shown = pipelines(context, 1, context.generator(1))
-    return Made.single("figure-1", figures[0], shown.numbers(), caption("figure-1"))
+    return Made.single("figure-1", figures[0], shown.numbers())
 
 
 def draw_pipeline(
-    explanation: Explanation,
-    image: int,
-    z: Float[Tensor, " dim"],
-    change: Float[Tensor, " dim"],
+    explanation: Explanation, image: int, z: Float[Tensor, " dim"], change: Float[Tensor, " dim"]
 ) -> Figure:
     """Draw x, then z, α₁Δ and their sum below each other, then x̂ and h of the first target."""
     e, pair = explanation, (image, 0)
@@ -219,8 +217,7 @@ def projected(
     place = int(draw([(model, data)], data.labels == p, 1, generator))
     latents = []
     for label in (p, q):
-        members = (data.labels == label).nonzero()[:, 0]
-        drawn = members[torch.randperm(len(members), generator=generator)[:POINTS]]
+        drawn = draw_of_class(data.labels, label, POINTS, generator)
         parts = [model.encode(part) for part in data.images[drawn].split(100)]
         latents.append(torch.cat(parts).cpu().double())
     z = model.encode(data.images[place]).cpu()[0].double()
@@ -237,10 +234,9 @@ def figure_2(context: Context) -> Made:
     result, figure, place = projected(model, data, P, Q, context.generator(2))
     right = [result.right_side(side) for side in (0, 1)]
     apart = float((result.means[1] - result.means[0]).norm())
-    sizes = {"points": POINTS, "p": P, "q": Q}
-    text = caption("figure-2", **sizes, right=right, apart=apart, geometry=result)
+    said = {"points": POINTS, "p": P, "q": Q, "right": right, "apart": apart, "geometry": result}
     numbers = result.numbers() | {"test_image": place, "on_their_side": right}
-    return Made.single("figure-2", figure, numbers, text)
+    return Made.single("figure-2", figure, numbers, **said)
 
 
 def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: str) -> Figure:
@@ -278,7 +274,8 @@ def draw_geometry(scene: Geometry, images: Sequence[pictures.Array], p: str, q: 
 
 
 def _draw_plane(axes: Axes, scene: Geometry, p: str, q: str) -> None:
-    clear: dict[str, Any] = {"va": "center", "bbox": dict(style.CLEAR)}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+    clear: dict[str, Any] = {"va": "center", "bbox": box}
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     sides: tuple[Any, ...] = ((p, style.SKY, left, "left"), (q, style.PURPLE, right, "right"))
     for points, (name, colour, edge, side) in zip(scene.points, sides, strict=True):

@@ -20,8 +20,9 @@ from ecinn.metrics.heatmaps import rank_similarity
 from ecinn.metrics.statistics import Interval, bootstrap, bootstrap_interval
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, StoredImages
-from ecinn.progress import Observer, Progress, ignore
+from ecinn.progress import Observer, counter, ignore
 from ecinn.studies.benchmark.heatmap_measures import white_noise_maps
+from ecinn.studies.benchmark.heatmaps import SAMPLE
 from ecinn.studies.benchmark.quality import random_of_class
 from ecinn.studies.benchmark.side_by_side import Pairs, draw_pairs
 from ecinn.studies.judges import Judges, load_judges
@@ -106,13 +107,12 @@ def explained_sample(
     model: Model, data: Dataset, n: int, seed: int, observe: Observer = ignore
 ) -> Sample:
     """Draw images and targets and explain them; the classifier also reads the stored images."""
-    pairs = draw_pairs(model, data, n, seed)
-    parts = []
+    pairs, parts = draw_pairs(model, data, n, seed), []
+    count = counter(observe, f"explaining {model.recipe.dataset}", n)
     for rows in torch.arange(n).split(BATCH_SIZE):
         q = pairs.q[rows, None]
         parts.append(model.explain(pairs.images[rows], q, confidence="alpha_1"))
-        done = int(rows[-1]) + 1
-        observe(Progress(f"explaining {model.checkpoint.recipe.dataset}", done, n))
+        count(int(rows[-1]) + 1)
     real = random_of_class(data, pairs.q, torch.Generator().manual_seed(seed + 1))
     return Sample(**vars(pairs), model=model, parts=tuple(parts), real=real)
 
@@ -134,21 +134,24 @@ class Bench:
 
         return cache(explained)
 
-    def once(self, function: Callable[["Bench"], T]) -> T:
-        """Call a function of the bench that no model takes part in, once for all columns."""
-        if function not in self._results:
-            self._results[function] = function(self)
-        result: T = self._results[function]
-        return result
-
     @cached_property
-    def _results(self) -> dict[Callable[["Bench"], Any], Any]:
-        return {}
+    def once(self) -> Callable[[Callable[["Bench"], T]], T]:
+        """Call a function of the bench that no model takes part in, once for all columns."""
+        return cache(lambda function: function(self))
 
     @cached_property
     def judges(self) -> Judges:
         """The shipped judges of digits."""
         return load_judges("mnist")
+
+    def explained(self, model: Model, pairs: Pairs, n: int) -> "ExplainedImages":
+        """Take the first pairs, with training images that gradient methods compare with."""
+        training = self.training(model)
+        generator = torch.Generator().manual_seed(self.context.seed)
+        drawn = torch.randperm(len(training), generator=generator)[:SAMPLE]
+        x, compared = model.pixels(pairs.images[:n]), model.pixels(training.images[drawn])
+        p, q = (labels[:n].to(model.device) for labels in (pairs.p, pairs.q))
+        return ExplainedImages(model, x, p, q, compared)
 
     def test(self, model: Model) -> Dataset:
         """Return the test images of a model."""

@@ -2,11 +2,10 @@
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
@@ -36,11 +35,6 @@ ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
 )  # fmt: skip
 WARNING = VERMILION
 """The colour of outcomes that were not asked for."""
-
-CLEAR: Mapping[str, Any] = MappingProxyType(
-    {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
-)
-"""The `bbox` of text over points and lines."""
 
 
 @contextmanager

@@ -22,7 +22,6 @@ HEATMAP_FACES = 8
 """Faces with heatmaps of four labels: gradients through an INN take a while."""
 FACES_PER_PAGE = 2
 """Faces with heatmaps on a page, a row per label."""
-DRAWN = "Images were drawn at random among those that the model classifies correctly."
 
 FURTHER = 100
 """Added to the number of a figure, for draws that differ from those of the figure itself."""
@@ -46,17 +45,17 @@ def _book(
         draw_grids(sheets[start : start + SHEETS_PER_PAGE], title, 4)
         for start in range(0, len(sheets), SHEETS_PER_PAGE)
     ]
-    counts = {"made": sum(len(one.pairs) for one in shown), "title": title, "drawn": DRAWN}
-    reached = sum(one.reached() for one in shown)
-    text = caption("supplement", reached=reached, **counts)
-    return Made.single(name, pages, [one.numbers() for one in shown], text)
+    made, reached = sum(len(one.pairs) for one in shown), sum(one.reached() for one in shown)
+    text = caption("supplement", title=title, made=made, reached=reached)
+    return Made(
+        books={name: pages}, data={name: [one.numbers() for one in shown]}, captions={name: text}
+    )
 
 
 def figure_1(context: Context) -> Made:
     """Twelve further faces."""
     figures, shown = pipelines(context, 12, context.generator(FURTHER + 1))
-    text = f"Twelve further faces. {DRAWN}"
-    return Made.single("supplement-1", figures, shown.numbers(), text)
+    return Made.single("supplement-1", figures, shown.numbers())
 
 
 def figure_2(context: Context) -> Made:
@@ -69,8 +68,7 @@ def figure_2(context: Context) -> Made:
         figures.append(figure)
         means = {key: value for key, value in geometry.numbers().items() if key != "points"}
         numbers.append({"p": p, "q": q, "test_image": place, **means})
-    text = "Nine further pairs of digits, with images drawn as in Figure 2."
-    return Made.single("supplement-2", figures, numbers, text)
+    return Made.single("supplement-2", figures, numbers)
 
 
 def figure_3(context: Context) -> Made:
@@ -85,7 +83,7 @@ def figure_3(context: Context) -> Made:
         draw_grids([Grid(tuple(rows[start : start + 10]))], "Further FakeMNIST samples", 4)
         for start in (0, 10)
     ]
-    return Made.single("supplement-3", pages, places, "Two hundred further samples.")
+    return Made.single("supplement-3", pages, places)
 
 
 def _any_to_all(context: Context, name: str, figure: int) -> list[Shown]:
@@ -140,8 +138,7 @@ def figure_8(context: Context) -> Made:
         grids = [columns(sheet, names=short) for sheet in sheets]
         title = f"{name}: {FACES} random test faces"
         pages += [draw_grids(grids[start : start + 2], title) for start in range(0, len(grids), 2)]
-    text = f"{FACES} random faces of each of four labels. {DRAWN}"
-    return Made.single("supplement-8", pages, numbers, text)
+    return Made.single("supplement-8", pages, numbers, faces=FACES)
 
 
 def figure_9(context: Context) -> Made:
@@ -155,8 +152,5 @@ def figure_9(context: Context) -> Made:
         for network, faces in grids.items()
     ]
     numbers = {faces.name: faces.numbers for faces in labels}
-    text = (
-        f"Heatmaps of {HEATMAP_FACES} random test faces that the models of all four labels "
-        f"classify correctly, on {' and on '.join(grids)}: the same face in the rows of a block."
-    )
-    return Made.single("supplement-9", pages, numbers, text)
+    said = {"faces": HEATMAP_FACES, "networks": " and on ".join(grids)}
+    return Made.single("supplement-9", pages, numbers, **said)

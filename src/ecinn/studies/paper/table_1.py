@@ -56,9 +56,7 @@ class Row:
 
 
 def rows(
-    checkpoint: Callable[[str], Checkpoint],
-    recipe: Path = RECIPE,
-    inception: Path = INCEPTION,
+    checkpoint: Callable[[str], Checkpoint], recipe: Path = RECIPE, inception: Path = INCEPTION
 ) -> list[Row]:
     """Collect all lines; models that have not been trained are left open."""
     record, errors = (
