@@ -38,6 +38,18 @@ def test_an_image_of_the_right_size_is_taken_as_it_is(tmp_path: Path) -> None:
     assert read.notes == ()
 
 
+def test_pixels_without_a_value_are_black_and_noted() -> None:
+    values = np.linspace(0, 2, 28 * 28, dtype=np.float32).reshape(28, 28)
+    values[20, 3:6] = np.nan
+    read = read_photograph(Image.fromarray(values), (1, 28, 28), digit=False)
+    assert "3 pixels without a value (NaN) became black" in read.notes
+    assert read.image[0, 20, 3:6].tolist() == [0, 0, 0]
+    assert int(read.image.max()) == 255
+    values[np.isnan(values)] = 1
+    read = read_photograph(Image.fromarray(values), (1, 28, 28), digit=False)
+    assert not any("NaN" in note for note in read.notes)
+
+
 def test_dark_on_light_is_inverted_and_noted() -> None:
     image = load_mnist("test").images[0]
     negative = Image.fromarray(255 - image[0].numpy())

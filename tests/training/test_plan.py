@@ -124,6 +124,8 @@ def test_wishes_that_cannot_be_planned_are_refused() -> None:
         ("no setting 'epoch'", {"overrides": {"epoch": 3}}),
         ("one of the two", {"overrides": {"epochs": 3}, "minutes": 2.0}),
         ("more than 0 minutes", {"minutes": 0.0}),
+        ("epochs is a whole number of at least 1, not 0", {"overrides": {"epochs": 0}}),
+        ("batch_size is a whole number", {"overrides": {"batch_size": "64"}}),
     ):
         with pytest.raises(InputError, match=says):
             plan_recipe(data, CPU, name="own", **options)

@@ -319,6 +319,9 @@ def _require_plannable(data: Dataset, minutes: float | None, overrides: Mapping[
     if unknown:
         known = ", ".join(sorted(_RECIPE | _ARCHITECTURE))
         raise InputError(f"there is no setting {unknown[0]!r}; choose one of: {known}")
+    for name in {"epochs", "batch_size"} & overrides.keys():
+        if not isinstance(overrides[name], int) or overrides[name] < 1:
+            raise InputError(f"{name} is a whole number of at least 1, not {overrides[name]!r}")
     if minutes is not None and "epochs" in overrides:
         raise InputError("minutes plan the number of epochs: give one of the two")
     if minutes is not None and not 0 < minutes < math.inf:
