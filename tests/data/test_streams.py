@@ -165,7 +165,14 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_are_pictures_that_cannot_be_read(tmp_path: Path) -> None:
+    """Opened, a pipe would be waited for."""
     (tmp_path / "a.png").write_bytes(png(random_images(1, 1, 3, seed=7).images[0]))
     os.mkfifo(tmp_path / "b.png")
-    assert open_stream(tmp_path).names == ("a.png",)
+    stream = open_stream(tmp_path)
+    assert stream.names == ("a.png", "b.png")
+    (block,) = stream.blocks(4)
+    (_, picture), (_, pipe) = Blocks(stream.kind).read(block)
+    open_picture(picture(), [])
+    with pytest.raises(InputError, match="is a pipe"):
+        open_picture(pipe(), [])

@@ -137,7 +137,7 @@ def _folders(source: Path) -> Iterator[Pictures]:
 def walk(folder: Path) -> tuple[list[str], list[str]]:
     """List all files and folders below a folder, by their relative names.
 
-    Links to folders are followed, unless they lead back. Hidden files and pipes are left out.
+    Links to folders are followed, unless they lead back. Hidden files are left out.
     """
     files, folders = [], []
 
@@ -154,11 +154,7 @@ def walk(folder: Path) -> tuple[list[str], list[str]]:
             for name in inside
             if not name.startswith((".", "__")) and not _leads_back(here / name)
         )
-        files += [
-            (below / name).as_posix()
-            for name in sorted(names)
-            if name[0] != "." and not (here / name).is_fifo()
-        ]
+        files += [(below / name).as_posix() for name in sorted(names) if name[0] != "."]
         folders += [(below / name).as_posix() for name in inside]
     return files, folders
 

@@ -95,9 +95,9 @@ def test_memorised_noise_is_not_explained() -> None:
     assert true.learned.mean == shuffled.learned.mean == 1  # one has memorised as well
     assert true.accuracy.mean > 0.9
     assert shuffled.accuracy.mean < 0.3
-    # With eight tries the target often wins by chance, which is not enough. By the student's own
-    # answers it would always win.
-    assert 0.15 < shuffled.flipped.mean < 0.6
+    # With eight tries, some of them away from what the classifier saw instead, the target often
+    # wins by chance, which is not enough. By the student's own answers it would always win.
+    assert 0.15 < shuffled.flipped.mean < 0.85
     assert shuffled.not_explained.mean >= controls.NOT_EXPLAINED
     # Nor by layers that know the true labels.
     assert started.not_explained.mean >= controls.NOT_EXPLAINED
