@@ -19,6 +19,7 @@ from ecinn.flow.network import Architecture, Stage
 from ecinn.pixels import to_pixels, to_uint8
 from ecinn.progress import Progress
 from ecinn.training import loop as training
+from ecinn.training.critic import Critic, critic_loss
 from ecinn.training.finetuning import FineTuningStep, second_stage, straight_through_8_bit
 from ecinn.training.loop import train
 from ecinn.training.state import TrainingState
@@ -243,6 +244,105 @@ def test_proximity_learns_through_encoder_and_decoder(refined, data) -> None:
     assert abs(ours) > 1e-3
 
 
+def with_critic(step: FineTuningStep, rate: float) -> Critic:
+    """Add a random critic that learns with this rate."""
+    step.state.add_critic(step.recipe, CPU)
+    critic = randomise(step.state.critic, seed=4)
+    for group in step.state.critic_optimiser.param_groups:
+        group["lr"].fill_(rate)
+    return critic
+
+
+def test_the_critic_loss_is_two_hinges_and_the_squared_slope(uniform) -> None:
+    """Against slopes by finite differences, and margins by hand."""
+    critic = randomise(Critic(1, 10, 9, 3), seed=2).double()
+    real, made = uniform(5, 1, 10, 9), uniform(4, 1, 10, 9)
+    y, y_hat = torch.tensor([0, 2, 1, 2, 0]), torch.tensor([1, 1, 0, 2])
+    loss = float(critic_loss(critic, real, y, made, y_hat).detach())
+    with torch.no_grad():
+        nudges = 1e-5 * torch.eye(90, dtype=torch.double).reshape(90, 1, 1, 10, 9)
+        slopes = torch.stack(
+            [(critic(real + nudge, y) - critic(real - nudge, y)) / 2e-5 for nudge in nudges]
+        )
+        above = [max(0.0, 1 - float(score)) for score in critic(real, y)]
+        below = [max(0.0, 1 + float(score)) for score in critic(made, y_hat)]
+    assert 0 < max(above) != max(below) > 0
+    expected = sum(above) / 5 + sum(below) / 4 + 0.1 * float(slopes.square().sum(0).mean())
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_critic_knows_the_class() -> None:
+    critic = randomise(Critic(3, 16, 16, 2), seed=3)
+    x = torch.rand((4, 3, 16, 16), generator=torch.Generator().manual_seed(0))
+    h = critic.features(2 * x - 1)
+    for label in (0, 1):
+        by_hand = h @ (critic.score.weight[0] + critic.classes.weight[label] / 16)
+        scores = critic(x, torch.full((4,), label))
+        torch.testing.assert_close(scores, by_hand + critic.score.bias)
+
+
+def test_the_critic_learns_to_tell_counterfactuals_from_real_images(refined, data) -> None:
+    settings = FineTuning(2, 0.0, 0.0, realism=1.0, batch_size=64)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    critic = with_critic(step, 1e-3)
+    seen = []
+    criticise = step._criticise
+    step._criticise = lambda *given: seen.append(given) or criticise(*given)
+    step.load_batch(torch.arange(64))
+    x = to_pixels(data.images[:64])
+    z = step.state.classifier.encode(x)
+    gaps = []
+    for _ in range(12):
+        step._counterfactual_loss(x, z)
+        real, y, made, y_hat = seen[-1]
+        with torch.no_grad():
+            gaps.append(float(critic(real, y).mean() - critic(made, y_hat).mean()))
+    assert gaps[-1] > gaps[0] + 0.5
+    assert torch.equal(real, x[32:])
+    assert torch.equal(y, data.labels[32:64])
+    assert (y_hat != data.labels[:32]).any()
+
+
+def test_realism_is_the_score_of_the_requested_class_through_the_whole_flow(refined, data) -> None:
+    """Its gradient is that of finite differences, with the critic and αΔ held fixed."""
+    settings = FineTuning(2, 0.0, 0.0, realism=3.0, batch_size=8)
+    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    classifier = step.state.classifier.double()
+    critic = with_critic(step, 0.0).double()
+    step.load_batch(torch.arange(8))
+    seen = []
+    latents = step._counterfactual_latents
+    step._counterfactual_latents = lambda *given: seen.append(latents(*given)) or seen[0]
+    x = to_pixels(data.images[:8]).double()
+    z = classifier.encode(x)
+    weights = [p for p in classifier.parameters() if p.requires_grad]
+    generator = torch.Generator().manual_seed(5)
+    direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in weights]
+    loss = step._counterfactual_loss(x, z)
+    gradient = torch.autograd.grad(loss, weights, allow_unused=True)
+    ours = sum(
+        float((g * d).sum()) for g, d in zip(gradient, direction, strict=True) if g is not None
+    )
+    z_hat = seen[0][:4].detach()
+    moved = z_hat - z[:4].detach()
+    requested = torch.cdist(z_hat, classifier.mu.detach()).argmin(1)
+    with torch.no_grad():
+        x_hat = classifier.decode(z_hat)
+        rounding = to_pixels(to_uint8(x_hat)) - x_hat
+
+    def score(distance: float) -> float:
+        with torch.no_grad():
+            torch._foreach_add_(weights, direction, alpha=distance)
+            x_hat = classifier.decode(classifier.encode(x[:4]) + moved)
+            torch._foreach_add_(weights, direction, alpha=-distance)
+            return -3 * float(critic(x_hat + rounding, requested).mean())
+
+    assert float(loss.detach()) == pytest.approx(score(0.0), rel=1e-6)
+    numeric = (score(1e-7) - score(-1e-7)) / 2e-7
+    assert ours == pytest.approx(numeric, rel=1e-2)
+    assert abs(ours) > 1e-3
+
+
 def test_the_teacher_is_asked_about_what_the_maker_makes(refined, data) -> None:
     """The maker's own latents, means and decoder give these pictures; the model learns them."""
     settings = FineTuning(2, 0.0, 1.0, rounds=1, batch_size=64)
@@ -342,9 +442,11 @@ def test_stored_values_are_8_bit_and_pass_the_gradient(uniform) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_fine_tuning_resumes_to_the_same_weights(rounds, refined, data, tmp_path: Path) -> None:
-    settings = dataclasses.replace(refined.finetuning, rounds=rounds)
+@pytest.mark.parametrize(("rounds", "realism"), [(0, 0.0), (1, 0.5)])
+def test_fine_tuning_resumes_to_the_same_weights(
+    rounds, realism, refined, data, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(refined.finetuning, rounds=rounds, realism=realism)
     refined = dataclasses.replace(refined, finetuning=settings)
     whole = train(refined, data, tmp_path / "whole", device=CPU, teacher=RowTeacher())
     epochs = iter(range(100))
@@ -393,8 +495,9 @@ def test_fine_tuning_needs_two_images_in_a_batch(refined, data, tmp_path) -> Non
 
 def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
     """Of three images one is asked for a posterior, and the teacher is asked about two."""
-    settings = FineTuning(1, 1.0, 1.0, batch_size=3)
+    settings = FineTuning(1, 1.0, 1.0, batch_size=3, realism=1.0)
     step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    with_critic(step, 1e-4)
     asked = []
     step._ask_teacher = lambda x: (asked.append(len(x)), RowTeacher()(x).softmax(1))[1]
     step.load_batch(torch.arange(3))

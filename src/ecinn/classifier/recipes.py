@@ -33,6 +33,8 @@ class FineTuning:
     ema_decay: float = 0.998
     proximity: float = 0.0
     """Weight of the mean of |x̂ − x|."""
+    realism: float = 0.0
+    """Weight of −D(x̂, y): the critic D learns to tell x̂, meant to show y, from images of y."""
     rounds: int = 0
     """How often the copy of the model that makes the teacher's counterfactuals is renewed;
     0: the model that is trained makes them."""

@@ -35,6 +35,7 @@ BOTH_STAGES = ("beta", "distillation_weight")
 FINE_TUNING = {
     "faithfulness": "faithfulness",
     "proximity": "proximity",
+    "realism": "realism",
     "finetune_epochs": "epochs",
     "finetune_learning_rate": "learning_rate",
     "finetune_distillation": "distillation_weight",
@@ -99,6 +100,10 @@ def train(
     proximity: Annotated[
         float | None,
         typer.Option(min=0.0, help="Fine-tuning: weight of changing little."),
+    ] = None,
+    realism: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Fine-tuning: weight of looking real to a critic."),
     ] = None,
     teacher: Annotated[
         Path | None,

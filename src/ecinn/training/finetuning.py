@@ -13,6 +13,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
+from ecinn.training.critic import critic_loss
 from ecinn.training.step import OptimisationStep
 
 HIGHEST_CONFIDENCE = 0.99
@@ -56,7 +57,8 @@ class FineTuningStep(OptimisationStep):
 
     Each image is moved towards a random class, at α₁ or to a random confidence, decoded and
     rounded to 8 bits. One half of the batch learns to be classified as requested in spite of the
-    rounding, and to change little; its gradient passes through the decoder. On the other half the
+    rounding, to change little, and to look real to a critic that learns beside it; its gradient
+    passes through the decoder. On the other half the
     classifier learns what a teacher says. To the loss these are pictures like any others: no
     gradient passes through the decoder or the teacher, which is only asked. As the network is
     invertible, a classifier that agrees with the teacher on the path decodes to pictures that
@@ -120,15 +122,19 @@ class FineTuningStep(OptimisationStep):
             requested = equations.log_posterior(z_hat[:half], classifier.mu, classifier.tau)
         loss = x.new_zeros(())
         z_hat = z_hat[:half]
-        if self.settings.proximity:
+        if self.settings.proximity or self.settings.realism:
             # α and Δ are constants; the gradient passes through encoder and decoder.
             z_hat = z[:half] + (z_hat - z[:half].detach())
         # Means over either half of the batch; other processes add the rest.
         whole = self.batch_size // 2
-        if self.settings.faithfulness or self.settings.proximity:
+        if self.settings.faithfulness or self.settings.proximity or self.settings.realism:
             x_hat = classifier.decode(z_hat)
             change = (x_hat - x[:half]).abs().flatten(1).mean(1)
             loss = self.settings.proximity * change.sum() / whole
+        if self.settings.realism:
+            real, shown = x[half:], straight_through_8_bit(x_hat)
+            scores = self._criticise(real, p[half:], shown, requested.argmax(1))
+            loss = loss - self.settings.realism * scores.sum() / whole
         if self.settings.faithfulness:
             read = torch.cat([read, straight_through_8_bit(x_hat)])
         z_stored, _ = classifier.encode_with_log_det(read.to(x.dtype))
@@ -141,6 +147,33 @@ class FineTuningStep(OptimisationStep):
             )
             loss = loss + self.settings.faithfulness * faithfulness / whole
         return loss
+
+    def _criticise(
+        self,
+        real: Images,
+        y: Labels,
+        x_hat: Float[Tensor, "half channels height width"],
+        y_hat: Int[Tensor, " half"],
+    ) -> Float[Tensor, " half"]:
+        """Train the critic for a step; return its scores of the counterfactuals."""
+        critic, optimiser = self.state.critic, self.state.critic_optimiser
+        assert critic is not None
+        assert optimiser is not None
+        real = to_pixels(to_uint8(real)).to(real.dtype)
+        critic.requires_grad_(requires_grad=True)
+        (self.share * critic_loss(critic, real, y, x_hat, y_hat)).backward()
+        self.ranks.sum_(*(w.grad for w in critic.parameters() if w.grad is not None))
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        critic.requires_grad_(requires_grad=False)
+        scores: Tensor = critic(x_hat, y_hat)
+        return scores
+
+    def _set_learning_rate(self, rate: float) -> None:
+        super()._set_learning_rate(rate)
+        if self.state.critic_optimiser is not None:
+            for group in self.state.critic_optimiser.param_groups:
+                group["lr"].fill_(rate * group["lr_factor"])
 
     def _other_class(self, p: Labels) -> Labels:
         classes = len(self.state.classifier.mu)

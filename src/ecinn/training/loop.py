@@ -227,6 +227,8 @@ class _Run:
             network.load_state_dict(refine_from.classifier.state_dict() | {"tau": network.tau})
         if recipe.finetuning.rounds:
             tuned.maker = copy.deepcopy(tuned.average)
+        if recipe.finetuning.realism:
+            tuned.add_critic(stage, self.device)
         models = self._stage(stage, tuned, FineTuningStep, STATE_FILES[1])
         first_stage = {"settings": as_json(refine_from.recipe), **refine_from.training}
         # The length of the first stage is the stored model's, whatever the recipe says.

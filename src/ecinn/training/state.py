@@ -16,11 +16,17 @@ from ecinn.classifier.tensor_files import below, read_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
 from ecinn.pixels import to_pixels
+from ecinn.training import critic as critics
+from ecinn.training.critic import Critic
 
 STATE_FILES = ("state.safetensors", "finetuning.safetensors")
 """The resumable states of the two stages."""
-NETWORKS = ("classifier", "average", "maker", "attribute_head")
-OPTIMISERS = {"optimiser": "classifier", "attribute_optimiser": "attribute_head"}
+NETWORKS = ("classifier", "average", "maker", "attribute_head", "critic")
+OPTIMISERS = {
+    "optimiser": "classifier",
+    "attribute_optimiser": "attribute_head",
+    "critic_optimiser": "critic",
+}
 """Every optimiser and the network that it updates."""
 
 
@@ -41,6 +47,9 @@ class TrainingState:
     attribute_head: nn.Linear | None = None
     """Predicts all attributes of an image from its latent; not part of the model."""
     attribute_optimiser: torch.optim.Optimizer | None = None
+    critic: Critic | None = None
+    """Tells counterfactuals from real images; not part of the model."""
+    critic_optimiser: torch.optim.Optimizer | None = None
     teacher: nn.Module | None = None
     """Predicts the logits of all attributes, or of all classes; constant and not stored."""
     origin: dict[str, str] = field(default_factory=dict)
@@ -68,6 +77,21 @@ class TrainingState:
             state.attribute_head = head
             state.attribute_optimiser = make_optimiser(head, recipe, device)
         return state
+
+    def add_critic(self, recipe: Recipe, device: torch.device) -> None:
+        """Add an untrained critic of counterfactuals."""
+        a = recipe.architecture
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(recipe.seed)
+            critic = Critic(a.channels, a.height, a.width, a.classes)
+        self.critic = critic.to(device)
+        self.critic_optimiser = torch.optim.Adam(
+            [{"params": list(critic.parameters()), "lr_factor": critics.LEARNING_RATE}],
+            torch.tensor(recipe.learning_rate, device=device),
+            betas=(0.5, 0.99),  # low momentum, as is usual for adversarial training
+            fused=True,
+            capturable=device.type == "cuda",
+        )
 
     @torch.no_grad()
     def init_from(self, network: GenerativeClassifier, data: Dataset) -> None:
