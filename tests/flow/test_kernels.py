@@ -14,6 +14,7 @@ from ecinn.flow.fused import gpu_kernels
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")
 def test_kernels_compute_their_formulas() -> None:
     """Runs in another process, because Triton is interpreted or compiled from its import on."""
