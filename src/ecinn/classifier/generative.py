@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ecinn import equations
 from ecinn.flow.bijections import LogDet, Vector
 from ecinn.flow.captured import Captured
-from ecinn.flow.fused import fused
+from ecinn.flow.fused import fused, gpu_kernels
 from ecinn.flow.network import Architecture, build_inn
 from ecinn.pixels import Images, Labels
 
@@ -37,7 +37,7 @@ class GenerativeClassifier(nn.Module):
     def fused(self) -> "GenerativeClassifier":
         """Return the same classifier for inference, faster, with the weights as they are now."""
         same = copy.copy(self)
-        inn = fused(self.inn)
+        inn = fused(self.inn, gpu_kernels(self.mu.device, self.mu.dtype))
         same._modules = {**self._modules, "inn": Captured(inn) if self.mu.is_cuda else inn}
         return same
 

@@ -4,7 +4,9 @@ For a single digit, most of the time goes into starting operations, not into ari
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import ModuleType
 from typing import cast
 
 import torch
@@ -30,15 +32,38 @@ CHANNELS_LAST = 64
 4 % for faces. Narrower ones are slower."""
 
 
-def fused(layer: Bijection) -> Bijection:
-    """Return the same map for inference, with the weights as they are now."""
+def fused(layer: Bijection, kernels: ModuleType | None = None) -> Bijection:
+    """Return the same map for inference, with the weights as they are now.
+
+    Args:
+        kernels: what `gpu_kernels` returns; None for operations of torch only.
+    """
     if isinstance(layer, Chain):
-        return FusedChain(fused(each) for each in _flattened(layer))
+        return FusedChain(fused(each, kernels) for each in _flattened(layer))
     if isinstance(layer, AffineMix):
         return FusedMix(layer)
     if isinstance(layer, DownsamplingCoupling):
-        return FusedDownsamplingCoupling(layer)
-    return FusedCoupling(layer) if isinstance(layer, Coupling) else layer
+        return FusedDownsamplingCoupling(layer, kernels)
+    if isinstance(layer, Coupling):
+        *_, last = layer.subnet.children()
+        if kernels and isinstance(last, nn.Conv2d):
+            return KernelCoupling(layer, kernels)
+        return CouplingInPlace(layer)
+    return layer
+
+
+@cache
+def gpu_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """Return `ecinn.flow.kernels` if weights of this kind can use it, else None."""
+    if device.type != "cuda" or dtype != torch.float32:
+        return None
+    try:
+        from ecinn.flow import kernels
+
+        kernels.try_out(device)
+    except Exception:  # no Triton, no C compiler for it, no folder to write to, …
+        return None
+    return kernels
 
 
 def _flattened(chain: Chain) -> Iterator[Bijection]:
@@ -63,13 +88,13 @@ class FusedChain(Chain):
             if isinstance(layer, FusedMix):
                 constant += layer.log_scale * x[0, 0].numel()
                 x = layer.mix(x)
-            elif type(layer) is FusedCoupling:
-                change = layer.forward_(x)
-                if log_scales.shape == change.shape:
-                    log_scales.add_(change)
-                else:  # the size of the maps has changed
+            elif isinstance(layer, CouplingInPlace):
+                x = x.contiguous()
+                shape = x[:, layer.split[0] :].shape
+                if log_scales.shape != shape:  # the size of the maps has changed
                     log_det = log_det + _sum(log_scales)
-                    log_scales = change
+                    log_scales = x.new_zeros(shape)
+                layer.forward_(x, log_scales)
             else:
                 x, summed = layer(x)
                 log_det = log_det + summed
@@ -79,7 +104,8 @@ class FusedChain(Chain):
         """Return the x that `forward` maps to y; the input stays as it is."""
         y = y.clone()
         for layer in reversed(self.bijections):
-            if type(layer) is FusedCoupling:
+            if isinstance(layer, CouplingInPlace):
+                y = y.contiguous()
                 layer.inverse_(y)
             else:
                 y = cast("Bijection", layer).inverse(y)
@@ -121,7 +147,7 @@ def folded_mix(mix: AffineMix) -> tuple[Affine, Affine]:
     rotation, scale = mix.matrix().double()[:, :, 0, 0], mix.log_scale.double().exp()
     shift, dtype = mix.shift.double(), mix.log_scale.dtype
     forward = (rotation * scale)[:, :, None, None], rotation @ shift
-    inverse = (rotation.T / scale[:, None])[:, :, None, None], -shift / scale
+    inverse = (rotation.T.contiguous() / scale[:, None])[:, :, None, None], -shift / scale
     return (
         (forward[0].to(dtype), forward[1].to(dtype)),
         (inverse[0].to(dtype), inverse[1].to(dtype)),
@@ -131,9 +157,11 @@ def folded_mix(mix: AffineMix) -> tuple[Affine, Affine]:
 class FusedCoupling(Coupling):
     """A coupling whose subnet is a list of functions, with the factor 0.1 in its last weights."""
 
-    def __init__(self, coupling: Coupling) -> None:
+    def __init__(self, coupling: Coupling, kernels: ModuleType | None = None) -> None:
         super().__init__(sum(coupling.split), nn.Identity(), coupling.clamp)
         self.steps = list(_steps(coupling.subnet))
+        if kernels:
+            self.steps = list(_with_kernels(self.steps, kernels))
 
     def _scale_and_shift(self, x_a: Tensor) -> tuple[Tensor, Tensor]:
         for step in self.steps:
@@ -141,22 +169,62 @@ class FusedCoupling(Coupling):
         raw, shift = x_a.chunk(2, dim=1)
         return torch.tanh(raw).mul_(self.clamp), shift
 
-    def forward_(self, x: Tensor) -> Tensor:
-        """Transform x in place and return s: x_b ← e^s ⊙ x_b + t."""
+
+class FusedDownsamplingCoupling(FusedCoupling, DownsamplingCoupling):
+    """A fused coupling that squeezes as well."""
+
+
+class CouplingInPlace(FusedCoupling):
+    """A fused coupling that can overwrite x_b."""
+
+    def forward_(self, x: Tensor, log_scales: Tensor) -> None:
+        """x_b ← e^s ⊙ x_b + t, in place; s is added to the map of log-scales."""
         x_a, x_b = x.split(self.split, dim=1)
         log_scale, shift = self._scale_and_shift(x_a)
-        torch.addcmul(shift, x_b, log_scale.exp(), out=x_b)
-        return log_scale
+        log_scales.add_(log_scale)
+        torch.addcmul(shift, x_b, log_scale.exp_(), out=x_b)
 
     def inverse_(self, y: Tensor) -> None:
-        """Transform y in place: y_b ← e^−s ⊙ (y_b − t)."""
+        """y_b ← e^−s ⊙ (y_b − t), in place."""
         y_a, y_b = y.split(self.split, dim=1)
         log_scale, shift = self._scale_and_shift(y_a)
         y_b.sub_(shift).mul_(log_scale.neg_().exp_())
 
 
-class FusedDownsamplingCoupling(FusedCoupling, DownsamplingCoupling):
-    """A fused coupling that squeezes as well."""
+class KernelCoupling(CouplingInPlace):
+    """A coupling of contiguous maps on a GPU: one kernel after the subnet's last convolution."""
+
+    def __init__(self, coupling: Coupling, kernels: ModuleType) -> None:
+        super().__init__(coupling, kernels)
+        self.kernels = kernels
+        *self.first_steps, last = self.steps
+        assert isinstance(last, _Convolution)
+        self.last_step, self.bias = replace(last, bias=None), last.bias
+
+    def _raw(self, x: Tensor) -> Tensor:
+        x_a = x[:, : self.split[0]]
+        for step in self.first_steps:
+            x_a = step(x_a)
+        return self.last_step(x_a)
+
+    def forward_(self, x: Tensor, log_scales: Tensor) -> None:
+        """x_b ← e^s ⊙ x_b + t, in place; s is added to the map of log-scales."""
+        self.kernels.couple_(x, self._raw(x), self.bias, self.clamp, log_scales)
+
+    def inverse_(self, y: Tensor) -> None:
+        """y_b ← (y_b − t) / e^s, in place."""
+        self.kernels.uncouple_(y, self._raw(y), self.bias, self.clamp)
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    weight: Tensor
+    bias: Tensor | None
+    stride: int
+    padding: int | str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
 
 @torch.no_grad()
@@ -179,7 +247,7 @@ def _steps(subnet: nn.Module) -> Iterator[Step]:
                 weight, bias = weight * rows.reshape(-1, *[1] * (weight.ndim - 1)), bias * rows
             if isinstance(layer, nn.Conv2d):
                 weight = weight.contiguous(memory_format=layout)
-                yield partial(_convolve, weight, bias, layer.stride[0], layer.padding[0])
+                yield _Convolution(weight, bias, layer.stride[0], layer.padding[0])
             else:
                 yield partial(F.linear, weight=weight, bias=bias)
         elif isinstance(layer, nn.GroupNorm):
@@ -196,5 +264,17 @@ def _steps(subnet: nn.Module) -> Iterator[Step]:
             yield layer
 
 
-def _convolve(weight: Tensor, bias: Tensor, stride: int, padding: int | str, x: Tensor) -> Tensor:
-    return torch.conv2d(x, weight, bias, stride, padding)
+def _with_kernels(steps: list[Step], kernels: ModuleType) -> Iterator[Step]:
+    """Return the same steps, with a convolution's bias, GroupNorm and ReLU as one kernel."""
+    while steps:
+        match steps:
+            case [
+                _Convolution() as convolution,
+                partial(func=torch.group_norm, keywords=norm),
+                torch.relu_,
+                *steps,
+            ]:
+                yield replace(convolution, bias=None)
+                yield partial(kernels.group_norm_relu_, added=convolution.bias, **norm)
+            case [step, *steps]:
+                yield step
