@@ -36,6 +36,18 @@ def test_ink_is_that_of_two_round_pens() -> None:
         assert difference.mean() < 2
 
 
+def test_a_line_is_drawn_alike_among_longer_and_shorter_ones(generator: torch.Generator) -> None:
+    steps = torch.randn(120, 90, 2, generator=generator)
+    lengths = torch.randint(2, 90, (120,), generator=generator).tolist()
+    lines = [way[:n] for way, n in zip(steps.cumsum(1), lengths, strict=True)]
+    pens = pen.random_pens(120, generator)
+    alone = [
+        pen.draw([line], pen.Pens(*(value[row : row + 1] for value in pens)))
+        for row, line in enumerate(lines)
+    ]
+    assert torch.equal(pen.draw(lines, pens), torch.cat(alone))
+
+
 def test_drawings_are_framed_as_digits(generator: torch.Generator) -> None:
     drawn = pen.draw_shapes(120, generator)
     assert drawn.shape == (120, 1, 28, 28)

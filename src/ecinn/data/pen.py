@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ecinn.data.photographs import DIGIT_BOX
 from ecinn.pixels import StoredImages
@@ -89,6 +90,11 @@ _FINER = 3
 """Points per pixel and direction of the grid on which digits are thinned."""
 _INK = 0.4
 """Share of white from which a point of that grid is ink."""
+_MARGIN = 11
+"""Pixels from the middle of a drawing to the end of its ink: half the digit box, and half the
+largest softness."""
+_CENTRES = torch.arange(0.5 - _MARGIN, _MARGIN)
+"""Centres of the pixels in a row of such a drawing, from its middle."""
 _AT_ONCE = 50
 
 Points = Float[Tensor, "_ 2"]
@@ -121,32 +127,41 @@ def random_pens(count: int, generator: torch.Generator) -> Pens:
 
 def draw(lines: Sequence[Points], pens: Pens) -> StoredImages:
     """Draw each line in the digit box, and move its centre of mass to the middle."""
-    longest = max(map(len, lines))
-    points = torch.stack([torch.cat([p, p[-1:].expand(longest - len(p), 2)]) for p in lines])
+    length = torch.tensor([len(line) for line in lines])
+    drawn = torch.empty((len(lines), 1, SIDE, SIDE), dtype=torch.uint8)
+    for rows in length.argsort(stable=True).split(_AT_ONCE):
+        points = pad_sequence([lines[row] for row in rows.tolist()], batch_first=True)
+        inside = torch.arange(points.shape[1]) < length[rows, None]
+        points = torch.where(inside[..., None], points, points[:, :1])
+        drawn[rows, 0] = _draw(points, Pens(*(each[rows] for each in pens)))
+    return drawn
+
+
+def _draw(
+    points: Float[Tensor, "drawings points 2"], pens: Pens
+) -> UInt8[Tensor, "drawings height width"]:
+    """Draw lines with the same number of points."""
     low, high = points.amin(1), points.amax(1)
     scale = (DIGIT_BOX - pens.width - pens.halo) / (high - low).amax(1).clamp(min=1e-6)
-    points = (points - (low + high)[:, None] / 2) * scale[:, None, None] + SIDE / 2
-    drawn = _ink(points, pens)
-    centres = torch.arange(SIDE) + 0.5
-    mass = torch.stack([(drawn.sum(axis) * centres).sum(1) for axis in (1, 2)], 1)
-    shift = (SIDE / 2 - mass / drawn.sum((1, 2))[:, None]).round()
-    return (255 * _ink(points + shift[:, None], pens)).round().to(torch.uint8)[:, None]
+    drawn = _ink((points - (low + high)[:, None] / 2) * scale[:, None, None], pens)
+    mass = torch.stack([(drawn.sum(axis) * _CENTRES).sum(1) for axis in (1, 2)], 1)
+    # The middle is a corner of four pixels: whole pixels move the ink and do not change it.
+    shift = (-mass / drawn.sum((1, 2))[:, None]).round().long()
+    y, x = (torch.arange(SIDE) + SIDE // 2 + _MARGIN - shift[:, axis, None] for axis in (1, 0))
+    framed = F.pad((255 * drawn).round().to(torch.uint8), (SIDE,) * 4)
+    return framed[torch.arange(len(framed))[:, None, None], y[:, :, None], x[:, None]]
 
 
 def _ink(
     points: Float[Tensor, "drawings points 2"], pens: Pens
 ) -> Float[Tensor, "drawings height width"]:
-    """Return shares of white: a full line over a faint, wider one."""
-    centres = torch.arange(SIDE) + 0.5
-    pixels = torch.cartesian_prod(centres, centres).flip(1)
-    parts = []
-    for some, *pen in zip(*(each.split(_AT_ONCE) for each in (points, *pens)), strict=True):
-        width, halo, softness = (value[:, None] for value in pen)
-        distance = torch.cdist(pixels.expand(len(some), -1, -1), some).amin(2)
-        full = ((width / 2 - distance) / softness + 0.5).clamp(0, 1)
-        faint = (((width + halo) / 2 - distance) / softness + 0.5).clamp(0, 1)
-        parts.append((full + 0.35 * (1 - full) * faint).reshape(-1, SIDE, SIDE))
-    return torch.cat(parts)
+    """Return shares of white around the origin: a full line over a faint, wider one."""
+    width, halo, softness = (value[:, None, None] for value in pens)
+    across, down = (_CENTRES - points[..., None]).square().unbind(2)
+    distance = (down[..., None] + across[:, :, None]).amin(1).sqrt()
+    full = ((width / 2 - distance) / softness + 0.5).clamp(0, 1)
+    faint = (((width + halo) / 2 - distance) / softness + 0.5).clamp(0, 1)
+    return full + 0.35 * (1 - full) * faint
 
 
 def draw_shapes(count: int, generator: torch.Generator) -> StoredImages:
@@ -221,32 +236,35 @@ def centrelines(images: StoredImages) -> list[Points]:
     for some in images.split(10 * _AT_ONCE):
         grey = some.float() / 255
         finer = F.interpolate(grey, scale_factor=_FINER, mode="bicubic", align_corners=False)
-        for mask in thin(finer[:, 0] > _INK):
-            points = mask.nonzero().flip(1).float()
-            if len(points) == 0:  # a blank image
-                points = torch.zeros(1, 2)
-            # The mean of close points has no steps.
-            close = (-torch.cdist(points, points).square() / 4).exp()
+        mask = thin(finer[:, 0] > _INK)
+        mask[:, 0, 0] |= ~mask.flatten(1).any(1)  # a blank image has one point
+        counts = mask.sum((1, 2)).tolist()
+        for points in mask.nonzero()[:, 1:].flip(1).float().split(counts):
+            # The mean of close points has no steps; tiny numbers, which are slow, add nothing.
+            close = (-torch.cdist(points, points).square() / 4).clamp(min=-40).exp()
             lines.append(close @ points / close.sum(1, keepdim=True))
     return lines
 
 
 def thin(ink: Bool[Tensor, "batch height width"]) -> Bool[Tensor, "batch height width"]:
     """Remove the edges of ink until lines of one point are left (Zhang and Suen 1984)."""
-    ink, (height, width) = ink.clone(), ink.shape[1:]
-    around = ((0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0), (0, 0))
-    changing = torch.arange(len(ink))
-    while len(changing):
-        before = some = ink[changing]
+    padded = F.pad(ink.to(torch.uint8), (1, 1, 1, 1))
+    flat, row = padded.view(-1), padded.shape[2]
+    around = (-row, 1 - row, 1, row + 1, row, row - 1, -1, -row - 1)
+    code = torch.zeros_like(flat)
+    for bit, offset in enumerate(around):
+        code |= flat.roll(-offset) << bit
+    points, before = flat.nonzero()[:, 0], -1
+    while len(points) != before:
+        before = len(points)
         for removable in _removable():
-            padded = F.pad(some.to(torch.uint8), (1, 1, 1, 1))
-            code = torch.zeros_like(some, dtype=torch.uint8)
-            for bit, (y, x) in enumerate(around):
-                code |= padded[:, y : y + height, x : x + width] << bit
-            some = some & ~removable[code.int()]
-        ink[changing] = some
-        changing = changing[(some != before).flatten(1).any(1)]
-    return ink
+            gone = removable[code[points].int()]
+            removed, points = points[gone], points[~gone]
+            for bit, offset in enumerate(around):
+                code[removed - offset] -= 1 << bit
+    left = torch.zeros_like(padded, dtype=torch.bool)
+    left.view(-1)[points] = True
+    return left[:, 1:-1, 1:-1]
 
 
 def _removable() -> tuple[Bool[Tensor, "256"], Bool[Tensor, "256"]]:
