@@ -61,7 +61,7 @@ LARGE = Size(
         (Stage(8, 64), Stage(16, 80), Stage(16, 96), Stage(8, 112)),
     ),
     dense_width=1024,
-    seen=2_100_000,
+    seen=3_600_000,
     batch=512,
     rate=2.8e-3,
 )
