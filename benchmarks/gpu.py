@@ -17,19 +17,22 @@ from ecinn.flow.fused import fused
 from ecinn.model import Model
 from ecinn.pixels import Images, to_pixels
 
-BATCHES = (1, 8, 64, 128, 256, 512, 1024)
+BATCHES = (1, 64, 128, 256, 1024)
+SECONDS, FEWEST = 0.5, 3
+"""A call is repeated for so many seconds, and at least so often."""
 
 
-def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """Mean time of a call that ends on the GPU."""
+def milliseconds(call: Callable[[], object]) -> float:
+    """Mean time of a call that ends on the GPU, over `SECONDS` or a few calls."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
+    calls, start = 0, time.perf_counter()
+    while calls < FEWEST or time.perf_counter() - start < SECONDS:
         call()
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start) / repeats
+        torch.cuda.synchronize()
+        calls += 1
+    return 1e3 * (time.perf_counter() - start) / calls
 
 
 def with_flow(model: Model, flow: Bijection) -> Model:
@@ -84,7 +87,7 @@ def main() -> None:
                 shown = images[:batch]
                 q = (model.predict(shown).argmax(1) + 1) % len(model.class_names)
                 times = [
-                    milliseconds(lambda m=m, x=shown, q=q: m.explain(x, q[:, None]), 5)
+                    milliseconds(lambda m=m, x=shown, q=q: m.explain(x, q[:, None]))
                     for m in models
                 ]
                 print("      explain, checked:", *(f"{ms:.2f}" for ms in times))
