@@ -216,6 +216,8 @@ def test_the_unrounded_model_is_stored_too(recipe, taught, tmp_path, second) -> 
         # Means are measured with the weights as stored.
         assert name == "mu" or torch.equal(value, weights[name]), name
     assert not _equal(exact, rounded)
+    assert not torch.equal(exact.mu_bar, rounded.mu_bar)
+    assert exact.ood.log_p == pytest.approx(rounded.ood.log_p)  # of the rounded model
 
 
 def test_files_of_an_earlier_run_are_not_used(recipe, taught, tmp_path) -> None:

@@ -55,12 +55,16 @@ def calibrate(
     device: torch.device,
     training: Mapping[str, object],
     held_out: Dataset | None = None,
+    ood: OODDetector | None = None,
 ) -> Checkpoint:
     """Measure μ̄ and fit the OOD detector on clean training images, with the weights as stored.
 
     Tied class means become μ̄; the temperature, and with two classes a common shift of the means,
     is fitted on held-out images, if there are any, to another classifier's answers or to labels.
     A balanced recipe has no shift: it would favour the larger class.
+
+    Args:
+        ood: detector of the same weights with fewer bits; None fits one.
     """
     classifier = GenerativeClassifier(recipe.architecture).to(device).eval()
     classifier.load_state_dict(stored_precision(weights, recipe.stored_bits))
@@ -89,7 +93,7 @@ def calibrate(
     return Checkpoint(
         recipe=recipe,
         mu_bar=mu_bar.cpu(),
-        ood=_fit_detector(recipe, mu_bar, data.images, latents, reference),
+        ood=ood or _fit_detector(recipe, mu_bar, data.images, latents, reference),
         classifier=classifier.requires_grad_(requires_grad=False).cpu(),
         class_names=data.class_names,
         training=training,

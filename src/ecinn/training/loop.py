@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ecinn.classifier.checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
+from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import (
     Recipe,
     find_recipe,
@@ -278,15 +279,10 @@ class _Run:
         if state.restarts:
             record["restarts"] = state.restarts
         weights = state.average.state_dict()
-        all_bits = [stage.stored_bits] if stage.stored_bits > 8 else [stage.stored_bits, 32]
-        return [
-            calibrate(
-                replace(stage, stored_bits=bits),
-                self.data,
-                weights,
-                self.device,
-                record,
-                self.held_out,
-            )
-            for bits in all_bits
-        ]
+
+        def calibrated(bits: int, ood: OODDetector | None = None) -> Checkpoint:
+            stored = replace(stage, stored_bits=bits)
+            return calibrate(stored, self.data, weights, self.device, record, self.held_out, ood)
+
+        model = calibrated(stage.stored_bits)
+        return [model] if stage.stored_bits > 8 else [model, calibrated(32, model.ood)]
