@@ -55,7 +55,7 @@ def tiny_recipe() -> Recipe:
         ema_decay=0.9,
         attribute_weight=1.0,
         distillation_weight=0.4,
-        finetuning=FineTuning(2, 1.0, 1.0, batch_size=BATCH, learning_rate=1e-3),
+        finetuning=FineTuning(2, 1.0, 1.0, batch_size=BATCH, learning_rate=1e-3, realism=0.5),
         stored_bits=32,
     )
 

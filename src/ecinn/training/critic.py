@@ -48,14 +48,14 @@ class Critic(nn.Module):
         return score
 
 
-def critic_loss(
+def critic_losses(
     critic: Critic,
     real: Images,
     y: Labels,
     x_hat: Float[Tensor, "others channels height width"],
     y_hat: Int[Tensor, " others"],
-) -> Float[Tensor, ""]:
-    """Hinge loss: real images score above 1, counterfactuals below −1; with R1.
+) -> tuple[Scores, Float[Tensor, " others"]]:
+    """Hinge losses: real images score above 1, with R1, and counterfactuals below −1.
 
     Args:
         y: the classes of the real images.
@@ -64,5 +64,5 @@ def critic_loss(
     real = real.detach().requires_grad_()
     score = critic(real, y)
     (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)
-    hinge = F.relu(1 - score).mean() + F.relu(1 + critic(x_hat.detach(), y_hat)).mean()
-    return hinge + GRADIENT_PENALTY * slope.square().flatten(1).sum(1).mean()
+    penalty = GRADIENT_PENALTY * slope.square().flatten(1).sum(1)
+    return F.relu(1 - score) + penalty, F.relu(1 + critic(x_hat.detach(), y_hat))

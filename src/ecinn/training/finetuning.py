@@ -13,7 +13,7 @@ from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
 from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
-from ecinn.training.critic import critic_loss
+from ecinn.training.critic import critic_losses
 from ecinn.training.step import OptimisationStep
 
 HIGHEST_CONFIDENCE = 0.99
@@ -161,7 +161,9 @@ class FineTuningStep(OptimisationStep):
         assert optimiser is not None
         real = to_pixels(to_uint8(real)).to(real.dtype)
         critic.requires_grad_(requires_grad=True)
-        (self.share * critic_loss(critic, real, y, x_hat, y_hat)).backward()
+        of_real, of_made = critic_losses(critic, real, y, x_hat, y_hat)
+        whole = self.batch_size // 2
+        (of_real.sum() / (self.batch_size - whole) + of_made.sum() / whole).backward()
         self.ranks.sum_(*(w.grad for w in critic.parameters() if w.grad is not None))
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)

@@ -120,7 +120,7 @@ class TrainingState:
         return {o: (self.networks[n], getattr(self, o)) for o, n in pairs if n in self.networks}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors that a step changes, by name, not copied."""
+        """Return all tensors that a step changes, in the order of their names, not copied."""
         tensors = {
             f"{prefix}.{name}": value
             for prefix, network in self.networks.items()
@@ -130,7 +130,8 @@ class TrainingState:
             for name, parameter in network.named_parameters():
                 for key, value in optimiser.state.get(parameter, {}).items():
                     tensors[f"{prefix}.{key}.{name}"] = value
-        return tensors
+        # Files are read in any order, but processes exchange tensors in one.
+        return dict(sorted(tensors.items()))
 
     @staticmethod
     def comparable(settings: dict[str, Any]) -> dict[str, Any]:
