@@ -19,7 +19,7 @@ from ecinn.pixels import Images, to_pixels
 
 BATCHES = (1, 64, 128, 256, 1024)
 SECONDS, FEWEST = 0.5, 3
-"""A call is repeated for so many seconds, and at least so often."""
+"""Each call is repeated for this many seconds, but at least this often."""
 
 
 def milliseconds(call: Callable[[], object]) -> float:

@@ -15,7 +15,8 @@ FARTHEST_ALPHA = 100.0
 POINTS = 15
 """Values of α that a round of this search tries at once: four bits a round."""
 TAKEN_BACK = 0.5
-"""ρ of the bent direction. Chosen on held-out clothes (docs/your-classifier.md)."""
+"""ρ of the bent direction: the share of the way from z to the mean of its class that is added.
+Chosen on held-out clothes (docs/your-classifier.md)."""
 
 
 def log_likelihood(

@@ -434,6 +434,7 @@ TABLES = {
     "file,label\na.png": "row 2 has 1 columns",
     "file,label\na.png,": "1 labels are missing",
     "file,label,set\na.png,b,Tuesday\nb.png,c,test": "not 'tuesday'",
+    "file,label,set\na.png,b,\nb.png,c,test": "1 rows have no split",
     "one,two,three\na.png,b,c": "--label-column",
     "one,two\nx,y": "--path-column",
     "file,label,split\na.png,b,monday": "columns? 'nope'",

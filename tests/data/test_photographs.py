@@ -42,7 +42,7 @@ def test_pixels_without_a_value_are_black_and_noted() -> None:
     values = np.linspace(0, 2, 28 * 28, dtype=np.float32).reshape(28, 28)
     values[20, 3:6] = np.nan
     read = read_photograph(Image.fromarray(values), (1, 28, 28), digit=False)
-    assert "3 pixels without a value (NaN) became black" in read.notes
+    assert "pixels without a value (NaN) were read as 0: 3" in read.notes
     assert read.image[0, 20, 3:6].tolist() == [0, 0, 0]
     assert int(read.image.max()) == 255
     values[np.isnan(values)] = 1

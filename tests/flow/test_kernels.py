@@ -29,7 +29,7 @@ def test_kernels_compute_their_formulas() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 def test_weights_elsewhere_or_in_double_precision_do_without(

@@ -148,6 +148,14 @@ def check_that_gradients_are_refused() -> None:
         raise AssertionError
 
 
+def check_empty_batches() -> None:
+    """No image gives no image, as without the kernels."""
+    none, vector = torch.zeros((0, 4, 3, 5), device=DEVICE), torch.ones(4, device=DEVICE)
+    assert kernels.group_norm_relu_(none, vector, 2, vector, vector, 1e-5) is none
+    kernels.couple_(none, none, vector, 1.0, none[:, 2:])
+    kernels.uncouple_(none, none, vector, 1.0)
+
+
 def check_the_trial() -> None:
     """What decides whether the kernels are used passes here."""
     kernels.try_out(torch.device(DEVICE))

@@ -16,7 +16,6 @@ from ecinn.metrics.statistics import (
     bootstrap,
     bootstrap_interval,
     normal_interval,
-    paired_difference_interval,
     paired_share_difference,
     proportion,
     wilson,
@@ -85,24 +84,6 @@ def test_bootstrap_interval_covers_the_true_mean_19_times_of_20(noise, generator
         answer = bootstrap_interval(values, resamples=150, generator=generator)
         covered.append(answer.low <= 2 <= answer.high)
     assert 0.91 < np.mean(covered) < 0.97
-
-
-def test_pairs_are_resampled_together(uniform) -> None:
-    """Differences between images cancel: a constant difference has an interval of width 0."""
-
-    def seeded() -> torch.Generator:
-        return torch.Generator().manual_seed(4)
-
-    a, b = 10 * uniform(50), uniform(50)
-    answer = paired_difference_interval(a + 0.25, a, generator=seeded())
-    assert astuple(answer) == pytest.approx((0.25, 0.25, 0.25, 50))
-    expected = bootstrap_interval(a - b, generator=seeded())
-    assert paired_difference_interval(a, b, generator=seeded()) == expected
-    fewer = bootstrap_interval(a - b, resamples=40, generator=seeded())
-    assert paired_difference_interval(a, b, resamples=40, generator=seeded()) == fewer != expected
-    won, lost = a > 5, a <= 5
-    shares = paired_difference_interval(won, lost, generator=seeded())
-    assert shares.mean == pytest.approx(float(won.double().mean() - lost.double().mean()))
 
 
 def test_bootstrap_of_any_statistic_resamples_columns_together(uniform, generator) -> None:

@@ -4,7 +4,9 @@ import copy
 import io
 import json
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.recipes import MNIST, SGD, FineTuning, Recipe
+from ecinn.classifier.tensor_files import read_tensors
 from ecinn.data.dataset import Dataset, Splits
 from ecinn.data.face_crop import CELEBA_CROP
 from ecinn.data.framing import Framing
@@ -379,6 +382,50 @@ def test_distill_refuses_wrong_input_in_one_line(predict, labels, options, messa
     with pytest.raises(EcinnError, match=message) as error:
         undecorated(predict, data(100, 5).images, labels, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_answers_survive_ctrl_c_before_the_first_epoch(tmp_path: Path) -> None:
+    asked = []
+
+    def counted(x: Tensor) -> Tensor:
+        asked.append(len(x))
+        return halves(x)
+
+    def press_ctrl_c(progress: Progress) -> None:
+        if progress.task == "training":
+            raise KeyboardInterrupt
+
+    given = {"recipe": recipe(1), "device": "cpu", "folder": tmp_path / "student"}
+    images = data(100, 5).images
+    with pytest.raises(InterruptedRunError, match="resume=True, which keeps the answers"):
+        ecinn.distill(counted, images, observe=press_ctrl_c, **given)
+    before = len(asked)
+    ecinn.distill(counted, images, resume=True, verbose=False, **given)
+    assert 80 in asked[:before]
+    assert 80 not in asked[before:]
+
+
+def test_a_classifier_that_changes_meanwhile_is_asked_again(tmp_path: Path) -> None:
+    """The answers are stored under the hash of the file that gave them."""
+    source = tmp_path / "classifier.pt"
+    source.write_bytes(b"first")
+    splits = Splits(data(64, 2), data(20, 3), data(20, 4))
+    folder = tmp_path / "student"
+
+    def export_again(progress: Progress) -> None:
+        if progress.task == "training":
+            source.write_bytes(b"second")
+            raise KeyboardInterrupt
+
+    def distil(**options: Any) -> BlackBox:
+        box = BlackBox(halves, NAMES)
+        distill_classifier(box, splits, recipe(1), folder, source=source, device="cpu", **options)
+        return box
+
+    with pytest.raises(InterruptedRunError):
+        distil(observe=export_again)
+    assert read_tensors(folder / ANSWERS_FILE)[1]["sha256"] == sha256(b"first").hexdigest()
+    assert distil().queries > 64 + 20 + 20  # all of them again
 
 
 def test_ctrl_c_in_distill_says_what_is_kept_and_resumes(tmp_path: Path) -> None:

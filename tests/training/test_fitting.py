@@ -130,6 +130,8 @@ def test_labels_become_class_numbers() -> None:
         ("NaN", np.full((4, 8, 8), np.nan), [0, 1, 0, 1], None),
         ("label 1 is missing", np.zeros((2, 8, 8)), ["a", None], None),
         ("label 0 is missing", np.zeros((2, 8, 8)), [np.nan, 1], None),
+        ("label 1 is missing", np.zeros((2, 8, 8)), ["a", np.nan], None),
+        ("label 1 is missing", np.zeros((2, 8, 8)), np.array(["a", np.nan], object), None),
         ("differ in shape", [np.zeros((8, 8)), np.zeros((9, 9))], [0, 1], None),
         ("one integer or string", np.zeros((4, 8, 8)), [0.5, 1.0, 0.5, 1.0], None),
         ("at least 2 classes", np.zeros((4, 8, 8)), [1, 1, 1, 1], None),

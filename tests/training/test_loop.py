@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecinn.classifier.checkpoint import Checkpoint, load_checkpoint
 from ecinn.classifier.recipes import MNIST, RECIPES, FineTuning, Recipe, find_recipe
-from ecinn.classifier.tensor_files import read_tensors
+from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
 from ecinn.data.mnist import load_mnist
@@ -368,6 +368,20 @@ def test_a_folder_with_a_run_is_not_overwritten(recipe, data, tmp_path) -> None:
     with pytest.raises(InputError, match="other settings"):
         train(other, data, tmp_path, device=CPU, resume=True)
     assert (tmp_path / STATE_FILE).read_bytes() == before
+
+
+def test_a_state_may_be_older_than_a_setting(recipe, data, tmp_path) -> None:
+    """A setting that the state does not know had its default."""
+    recipe, data = dataclasses.replace(recipe, epochs=1), data.first(64)
+    first = train(recipe, data, tmp_path, device=CPU)
+    tensors, about = read_tensors(tmp_path / STATE_FILE)
+    del about["recipe"]["balanced"]
+    write_tensors(tmp_path / STATE_FILE, tensors, about)
+    again = train(recipe, data, tmp_path, device=CPU, resume=True)
+    assert again.training["curve"] == first.training["curve"]
+    other = dataclasses.replace(recipe, balanced=True)
+    with pytest.raises(InputError, match="other settings"):
+        train(other, data, tmp_path, device=CPU, resume=True)
 
 
 def test_a_finished_run_takes_another_default_confidence(recipe, data, tmp_path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,6 +119,13 @@ def test_given_settings_replace_the_chosen_ones() -> None:
     assert recipe.architecture.seed == 7
 
 
+def test_settings_may_be_numbers_of_numpy() -> None:
+    overrides = {"epochs": np.int64(3), "beta": np.float64(2.5)}
+    recipe = plan_recipe(noisy((4, 4)), CPU, name="own", overrides=overrides).recipe
+    assert (type(recipe.epochs), recipe.epochs) == (int, 3)
+    assert (type(recipe.beta), recipe.beta) == (float, 2.5)
+
+
 def test_wishes_that_cannot_be_planned_are_refused() -> None:
     data = noisy((4, 4))
     for says, options in (
@@ -126,6 +134,7 @@ def test_wishes_that_cannot_be_planned_are_refused() -> None:
         ("more than 0 minutes", {"minutes": 0.0}),
         ("epochs is a whole number of at least 1, not 0", {"overrides": {"epochs": 0}}),
         ("batch_size is a whole number", {"overrides": {"batch_size": "64"}}),
+        ("epochs is a whole number of at least 1, not True", {"overrides": {"epochs": True}}),
     ):
         with pytest.raises(InputError, match=says):
             plan_recipe(data, CPU, name="own", **options)

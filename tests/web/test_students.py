@@ -11,13 +11,22 @@ import httpx
 import pytest
 import torch
 
+from ecinn import equations
+from ecinn.errors import InputError
 from ecinn.explanation.result import Explanation
 from ecinn.model import Model, load
-from ecinn.pixels import to_pixels
+from ecinn.pixels import to_pixels, to_uint8
+from ecinn.training.agreement import _path_difference
 from ecinn.web import schemas
 from ecinn.web.answers import sentences
 from ecinn.web.catalogue import load_catalogue
-from ecinn.web.passes import Question, explain_jointly, predict_jointly, split_network
+from ecinn.web.passes import (
+    Question,
+    _add_paths,
+    explain_jointly,
+    predict_jointly,
+    split_network,
+)
 from helpers.command_line import fails
 from helpers.server import running
 from helpers.students import student_folder
@@ -72,6 +81,27 @@ def test_joint_explanations_are_verified_as_alone_and_ask_nothing_twice(student:
     # Without targets: the classifier's second choice.
     second = student.reader.predict(student.recipe.load("test").images[SAMPLE + 1 : SAMPLE + 3])
     assert answers[1].q[:, 0].tolist() == second.argsort(1)[:, -2].tolist()
+
+
+def test_paths_follow_the_direction_of_the_explanation(student: Model) -> None:
+    """Where it is bent, path and comparison with the classifier are on the bent line."""
+    x = to_pixels(student.recipe.load("test").images[SAMPLE : SAMPLE + 1])
+    e = student.explain(x, [5])
+    instead = torch.nn.functional.one_hot(torch.tensor([[3]]), 10).float()
+    e = dataclasses.replace(e, verification=dataclasses.replace(e.verification, instead=instead))
+    z, _ = student.encode_with_log_det(x)
+    bent = equations.bent_direction(z[:, None], student.mu_bar, e.p[:, None], e.q, instead)
+    answers: list[Explanation | InputError] = [e]
+    question = Question(x, (5,), path=(0.3, 0.8))
+    _add_paths(student, split_network(student, 32), [question], answers, [z])
+    for step, alpha in enumerate((0.3, 0.8)):
+        expected = student.decode(z + alpha * bent[:, 0])
+        torch.testing.assert_close(answers[0].path.images[:, 0, step], expected, atol=1e-4, rtol=0)
+    found = _path_difference(student.student, student.reader, e, torch.Generator().manual_seed(6))
+    alpha = e.alpha[:, 0] * torch.rand(1, generator=torch.Generator().manual_seed(6))
+    stored = to_uint8(student.decode(z + alpha[:, None] * bent[:, 0]))
+    own = student.student.predict(stored)
+    torch.testing.assert_close(found, (own - student.reader.predict(stored)).abs().mean(1))
 
 
 def test_predictions_are_the_classifiers(student: Model, address: str) -> None:

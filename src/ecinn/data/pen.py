@@ -240,7 +240,7 @@ def centrelines(images: StoredImages) -> list[Points]:
         mask[:, 0, 0] |= ~mask.flatten(1).any(1)  # a blank image has one point
         counts = mask.sum((1, 2)).tolist()
         for points in mask.nonzero()[:, 1:].flip(1).float().split(counts):
-            # The mean of close points has no steps; tiny numbers, which are slow, add nothing.
+            # The mean of close points has no steps. Tiny weights would be denormal, which is slow.
             close = (-torch.cdist(points, points).square() / 4).clamp(min=-40).exp()
             lines.append(close @ points / close.sum(1, keepdim=True))
     return lines

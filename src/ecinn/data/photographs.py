@@ -224,7 +224,7 @@ def _flatten(source: Picture, intensity: Intensity | None, notes: list[str]) -> 
         values = np.asarray(picture, dtype=np.float64)
         scaled = _range(values, picture.mode, intensity or source.window, notes).apply(values)
         if missing := int(np.isnan(values).sum()):
-            notes.append(f"{missing:,} pixels without a value (NaN) became black")
+            notes.append(f"pixels without a value (NaN) were read as 0: {missing:,}")
         if source.inverted:
             notes.append("inverted: in this file small values are white")
         return Image.fromarray(255 - scaled if source.inverted else scaled)

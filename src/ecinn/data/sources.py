@@ -253,10 +253,13 @@ def _table(path: Path, header: list[str], rows: list[list[str]], columns: Column
     splits = None
     if split is not None:
         words = [value.strip().lower() for value in found[split]]
+        remedy = f"or rename the column {split!r} for a random split"
+        if blank := words.count(""):
+            raise InputError(f"{path}: {blank:,} rows have no split: fill them in, {remedy}")
         if unknown := {*words} - {*SPLIT_NAMES}:
             raise InputError(
-                f"{path}: a split is train, validation or test, not {min(unknown)!r}: rename it, "
-                "or choose another column with --split-column"
+                f"{path}: a split is train, validation or test, not {min(unknown)!r}: correct it, "
+                f"choose another column with --split-column, {remedy}"
             )
         splits = [SPLIT_NAMES[word] for word in words]
     names = [value.strip() for value in found[paths]]

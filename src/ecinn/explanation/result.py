@@ -96,8 +96,8 @@ class Verification:
     """True where it is torn between p and q at the tipping point. Elsewhere the tipping point is
     the picture nearest to a tie, of those that it was asked about."""
     instead: Float[Tensor, "batch targets classes"]
-    """What it saw instead of q where no answer along Δ reached the request: there the direction is
-    bent away from these classes (`equations.bent_direction`). All 0 where the direction is Δ."""
+    """Probabilities of the classes that it saw instead of q, where the direction is bent away from
+    them (`equations.bent_direction`). All 0 where the direction is Δ."""
 
     @property
     def bent(self) -> Bool[Tensor, "batch targets"]:

@@ -22,6 +22,8 @@ def group_norm_relu_(
 ) -> Tensor:
     """x ← relu(GroupNorm(x + added) · weight + bias), in place if x is contiguous."""
     x = _for_inference(x).contiguous()
+    if not len(x):
+        return x
     channels, pixels = x.shape[1] // num_groups, x[0, 0].numel()
     rows = triton.next_power_of_2(channels)
     columns = max(1, min(triton.next_power_of_2(pixels), LARGEST // rows))
@@ -53,6 +55,8 @@ def _launch_couple(
 ) -> None:
     assert _for_inference(x).is_contiguous()
     assert log_scales.is_contiguous()
+    if not len(x):
+        return
     pixels = x[0, 0].numel()
     size = raw[0].numel() // 2
     first = x[0].numel() - size

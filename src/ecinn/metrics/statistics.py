@@ -104,13 +104,6 @@ def bootstrap(
     return Interval(float(statistic(*columns)), low, high, n)
 
 
-def paired_difference_interval(
-    a: Values, b: Values, *, resamples: int = RESAMPLES, generator: torch.Generator
-) -> Interval:
-    """The mean of a − b, measured on the same images, with the bootstrap's interval."""
-    return bootstrap_interval(a.double() - b.double(), resamples=resamples, generator=generator)
-
-
 def paired_share_difference(a: Bool[Tensor, " values"], b: Bool[Tensor, " values"]) -> Interval:
     """share(a) − share(b), of the same images, with Newcombe's interval (1998, method 10).
 

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ecinn.blackbox.classifier import BlackBox
-from ecinn.blackbox.files import file_hash
 from ecinn.classifier.checkpoint import MODEL_FILE
 from ecinn.classifier.tensor_files import read_tensors, write_tensors
 from ecinn.data.dataset import Dataset, Split, Splits
@@ -41,7 +40,7 @@ def keep_answers(
     planned: int | None,
     folder: Path,
     start: str | None = None,
-    source: Path | None = None,
+    sha256: str | None = None,
 ) -> None:
     """Write the answers, the queries so far, the epochs on the path and the initial model."""
     about = {
@@ -50,7 +49,7 @@ def keep_answers(
         "output": black_box.output,
         "finetuning_epochs": planned,
         "init_from": start,
-        **_fingerprint(black_box, data, source),
+        **_fingerprint(black_box, data, sha256),
     }
     if answers:
         write_tensors(folder / ANSWERS_FILE, answers, about)
@@ -61,7 +60,7 @@ def known_answers(
     data: Splits,
     folder: Path,
     start: str | None = None,
-    source: Path | None = None,
+    sha256: str | None = None,
     *,
     resume: bool = False,
 ) -> tuple[dict[str, Tensor], int | None]:
@@ -69,14 +68,15 @@ def known_answers(
 
     Args:
         start: name of the model that the student starts from, which must be the earlier run's.
-        source: the classifier's file; without one, only a resumed run has the same classifier.
+        sha256: of the classifier's file; without a file, answers are reused only when a run is
+            resumed.
     """
     path = folder / ANSWERS_FILE
     learned = any((folder / name).exists() for name in (*STATE_FILES, MODEL_FILE))
-    if not path.is_file() or (source is None and not (resume or learned)):
+    if not path.is_file() or (sha256 is None and not (resume or learned)):
         return {}, None
     tensors, about = read_tensors(path)
-    expected = {"kind": "answers", **_fingerprint(black_box, data, source)}
+    expected = {"kind": "answers", **_fingerprint(black_box, data, sha256)}
     if any(about.get(name, value) != value for name, value in expected.items()):
         if not learned:
             return {}, None
@@ -95,12 +95,12 @@ def known_answers(
     return tensors, about["finetuning_epochs"]
 
 
-def _fingerprint(black_box: BlackBox, data: Splits, source: Path | None) -> dict[str, Any]:
+def _fingerprint(black_box: BlackBox, data: Splits, sha256: str | None) -> dict[str, Any]:
     """Identify data and classifier well enough to notice others."""
     parts = [getattr(data, name) for name in SPLITS]
     return {
         "classifier": black_box.name,
-        "sha256": None if source is None else file_hash(source),
+        "sha256": sha256,
         "preprocessing": repr((black_box.preprocessing, black_box.classes)),
         "images": [len(part) for part in parts],
         "first": digest(*(part.images[:100] for part in parts)).hex()[:16],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.blackbox.classifier import TIMEOUT, BlackBox, Output
-from ecinn.blackbox.files import save_classifier
+from ecinn.blackbox.files import file_hash, save_classifier
 from ecinn.blackbox.preprocessing import Preprocessing
 from ecinn.classifier.checkpoint import (
     MODEL_FILE,
@@ -34,7 +34,7 @@ from ecinn.training.agreement import (
     classifier_accuracy,
     measure_agreement,
 )
-from ecinn.training.answers import ask, keep_answers, known_answers
+from ecinn.training.answers import ANSWERS_FILE, ask, keep_answers, known_answers
 from ecinn.training.calibration import fit_tau
 from ecinn.training.evaluation import random_offsets, with_metrics
 from ecinn.training.finetuning import BlackBoxTeacher
@@ -103,7 +103,9 @@ def distill_classifier(
     output_folder(folder)
     device = resolve_device(device)
     start = None if init_from is None else init_from.recipe.name
-    answers, planned = known_answers(black_box, data, folder, start, source, resume=resume)
+    # Hashed once: the file may change while the student learns the answers of this one.
+    sha256 = None if source is None else file_hash(source)
+    answers, planned = known_answers(black_box, data, folder, start, sha256, resume=resume)
     accuracy = None
     try:
         if "validation" not in answers:
@@ -121,7 +123,7 @@ def distill_classifier(
             if name not in answers:
                 answers[name] = ask(black_box, getattr(data, name), observe)
         _require_all_classes(answers["train"], data.train.class_names)
-        keep_answers(black_box, data, answers, planned, folder, start, source)
+        keep_answers(black_box, data, answers, planned, folder, start, sha256)
         test = data.test if labelled else _relabelled(data.test, answers["test"])
         test = test.first(report_images)
         on_path = recipe.finetuning is not None
@@ -149,7 +151,7 @@ def distill_classifier(
             student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
     finally:
-        keep_answers(black_box, data, answers, planned, folder, start, source)
+        keep_answers(black_box, data, answers, planned, folder, start, sha256)
     if source is not None:
         save_classifier(black_box, source, folder)
     result = Distilled(
@@ -261,11 +263,13 @@ def distill(
                 observe=show,
             ).model
         except InterruptedRunError:
-            if folder is not None:
+            if folder is None:
+                advice = "nothing is kept; give a folder to keep the answers"
+            elif (Path(folder) / ANSWERS_FILE).exists():
+                advice = "continue with resume=True, which keeps the answers"
+            else:
                 raise
-            raise InterruptedRunError(
-                "interrupted: nothing is kept; give a folder to keep the answers"
-            ) from None
+            raise InterruptedRunError(f"interrupted: {advice}") from None
 
 
 @torch.no_grad()

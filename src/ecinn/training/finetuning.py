@@ -57,13 +57,13 @@ class FineTuningStep(OptimisationStep):
 
     Each image is moved towards a random class, at α₁ or to a random confidence, decoded and
     rounded to 8 bits. One half of the batch learns to be classified as requested in spite of the
-    rounding, to change little, and to look real to a critic that learns beside it; its gradient
-    passes through the decoder. On the other half the
-    classifier learns what a teacher says. To the loss these are pictures like any others: no
-    gradient passes through the decoder or the teacher, which is only asked. As the network is
-    invertible, a classifier that agrees with the teacher on the path decodes to pictures that
-    convince it. With rounds, an earlier average of the network makes the pictures for the teacher.
-    A black box is asked after each step, and its answers are learned in the next one.
+    rounding, to change little, and to look real to a critic that is trained in the same steps;
+    its gradient passes through the decoder. On the other half the classifier learns what a teacher
+    says. To the loss these are pictures like any others: no gradient passes through the decoder or
+    the teacher, which is only asked. As the network is invertible, a classifier that agrees with
+    the teacher on the path decodes to pictures that convince it. With rounds, an earlier average
+    of the network makes the pictures for the teacher. A black box is asked after each step, and
+    its answers are learned in the next one.
     """
 
     stage = "fine-tuning"
@@ -108,7 +108,7 @@ class FineTuningStep(OptimisationStep):
         self._update_average(first.figures)
 
     def _counterfactual_loss(self, x: Images, z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
-        """Return faithfulness and proximity of one half, and distillation of the other."""
+        """Return faithfulness, proximity and realism of one half, distillation of the other."""
         classifier, half = self.state.classifier, self.half
         maker = self.state.maker or classifier
         p = self.labels[self.own_batch]

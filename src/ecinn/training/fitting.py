@@ -144,8 +144,6 @@ def seed_from(random_state: RandomState) -> int:
 
 def _array(values: Any, what: str) -> np.ndarray:  # noqa: ANN401
     """Return anything array-like as an array."""
-    if str(getattr(values, "dtype", "")) == "object":  # of pandas, which holds arrays or images
-        values = list(values)
     listed = list(values) if isinstance(values, list | tuple) else []
     try:
         if listed and all(isinstance(value, Tensor) for value in listed):
@@ -171,6 +169,8 @@ def _of_one_mode(images: list[Image.Image]) -> list[np.ndarray]:
 
 def stored_images(images: Any) -> StoredImages:  # noqa: ANN401
     """Return 8-bit images, channels first."""
+    if str(getattr(images, "dtype", "")) == "object":  # of pandas, which holds arrays or images
+        images = list(images)
     array = _array(images, "images")
     if array.dtype.kind not in "biuf":
         raise InputError(
@@ -225,11 +225,13 @@ def class_numbers(
     class_names: Sequence[str] | None = None,
 ) -> tuple[Labels, tuple[str, ...]]:
     """Return a class number for every label, and the names of the classes."""
+    if isinstance(labels, list | tuple) and any(isinstance(label, str) for label in labels):
+        labels = np.array(labels, dtype=object)  # which keeps None and NaN apart from strings
     array = _array(labels, "labels")
     if array.ndim == 2 and array.shape[1] == 1:  # a column of a table
         array = array[:, 0]
     values = array.tolist() if array.ndim == 1 and array.dtype.kind in "fO" else []
-    missing = [place for place, value in enumerate(values) if value is None or value != value]
+    missing = [place for place, value in enumerate(values) if _is_missing(value)]
     if missing:
         raise InputError(f"label {missing[0]} is missing (None or NaN): leave its image out")
     whole = array.dtype.kind == "f" and bool((array == np.rint(array)).all())
@@ -257,6 +259,11 @@ def class_numbers(
             f"not from {array.min()} to {array.max()}"
         )
     return torch.from_numpy(array.astype(np.int64)), names
+
+
+def _is_missing(value: object) -> bool:
+    """Return whether a label is None, NaN or a missing value of pandas."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def shown(observe: Observer | None, *, verbose: bool) -> AbstractContextManager[Observer]:

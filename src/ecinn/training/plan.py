@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ecinn.classifier.recipes import Recipe
@@ -108,7 +109,10 @@ def plan_recipe(
         overrides: settings of `Recipe` or `Architecture` by name, which replace the choices.
     """
     began = time.monotonic()
-    given = dict(overrides or {})
+    given = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in (overrides or {}).items()
+    }
     _require_plannable(data, minutes, given)
 
     def plan(size: Size, epochs: tuple[int, str] | None = None) -> Plan:
@@ -320,7 +324,7 @@ def _require_plannable(data: Dataset, minutes: float | None, overrides: Mapping[
         known = ", ".join(sorted(_RECIPE | _ARCHITECTURE))
         raise InputError(f"there is no setting {unknown[0]!r}; choose one of: {known}")
     for name in {"epochs", "batch_size"} & overrides.keys():
-        if not isinstance(overrides[name], int) or overrides[name] < 1:
+        if type(overrides[name]) is not int or overrides[name] < 1:
             raise InputError(f"{name} is a whole number of at least 1, not {overrides[name]!r}")
     if minutes is not None and "epochs" in overrides:
         raise InputError("minutes plan the number of epochs: give one of the two")

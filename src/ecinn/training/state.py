@@ -15,6 +15,7 @@ from ecinn.classifier.recipes import Recipe
 from ecinn.classifier.tensor_files import below, read_tensors
 from ecinn.data.dataset import Dataset
 from ecinn.errors import InputError
+from ecinn.files import rebuild
 from ecinn.pixels import to_pixels
 from ecinn.training import critic as critics
 from ecinn.training.critic import Critic
@@ -167,7 +168,11 @@ class TrainingState:
     def restore(self, path: Path, recipe: Recipe) -> None:
         """Read a stored snapshot of a run with the same inputs and settings except the epochs."""
         tensors, about = read_tensors(path)
-        if self.comparable(about["recipe"]) != self.comparable(as_json(recipe)):
+        try:  # settings that did not exist when the state was stored have their defaults
+            stored = as_json(rebuild(Recipe, about["recipe"]))
+        except (TypeError, ValueError):  # of another version
+            stored = about["recipe"]
+        if self.comparable(stored) != self.comparable(as_json(recipe)):
             raise InputError(
                 f"{path} was trained with other settings than {recipe.name!r} has now: "
                 "train into a new folder"
