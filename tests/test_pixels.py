@@ -1,8 +1,11 @@
 """8-bit values and pixels of [0, 1]."""
 
+import numpy as np
+import pytest
 import torch
 
-from ecinn.pixels import clamped_share, dequantise, to_pixels, to_uint8
+from ecinn.errors import InputError
+from ecinn.pixels import clamped_share, dequantise, pixels_of, to_pixels, to_uint8
 
 ALL = torch.arange(256, dtype=torch.uint8)
 
@@ -34,3 +37,22 @@ def test_what_lies_outside_is_clamped_and_counted() -> None:
     pixels = torch.tensor([[-0.1, 0.0, 0.5, 1.0, 1.2, 3.0, 0.2, 0.3]]).reshape(1, 2, 2, 2)
     assert to_uint8(pixels).flatten().tolist() == [0, 0, 128, 255, 255, 255, 51, 76]
     assert clamped_share(pixels).tolist() == [3 / 8]
+
+
+def test_arrays_of_any_layout_and_byte_order_are_read() -> None:
+    array = np.arange(2 * 4 * 4).reshape(2, 4, 4) / 32
+    expected = torch.tensor(array).float()[:, None]
+    for given in (array, array.astype(">f4"), array[:, ::-1][:, ::-1], np.asfortranarray(array)):
+        assert torch.equal(pixels_of(given, (1, 4, 4)), expected)
+    flipped = pixels_of((255 * array).astype(np.uint8)[:, ::-1], (1, 4, 4))
+    assert torch.equal(flipped, to_pixels((255 * expected).to(torch.uint8)).flip(2))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 2.0), (0.0, 255.0), (-0.42, 2.8)])
+def test_normalised_pixels_are_refused(low: float, high: float) -> None:
+    with pytest.raises(InputError, match=r"lie in \[0, 1\], without normalisation"):
+        pixels_of(torch.linspace(low, high, 16).reshape(1, 1, 4, 4), (1, 4, 4))
+    with pytest.raises(InputError, match="lie in"):
+        pixels_of(torch.full((1, 1, 4, 4), torch.nan), (1, 4, 4))
+    slightly = torch.linspace(-0.3, 1.3, 16).reshape(1, 1, 4, 4)
+    assert torch.equal(pixels_of(slightly, (1, 4, 4)), slightly)

@@ -11,6 +11,8 @@ Images = Float[Tensor, "batch channels height width"]
 """Pixels as networks see them, in [0, 1]."""
 StoredImages = UInt8[Tensor, "batch channels height width"]
 """8-bit images, as files hold them."""
+BEYOND = (-0.5, 1.5)
+"""Range of float pixels that are read: counterfactuals before rounding may leave [0, 1]."""
 Labels = Int[Tensor, " batch"]
 """A class for every image."""
 
@@ -50,6 +52,8 @@ def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images
     Args:
         shape: channels, height and width that every image must have.
     """
+    if isinstance(given, np.ndarray):  # views and other byte orders are copied
+        given = np.ascontiguousarray(given, given.dtype.newbyteorder("="))
     try:
         images = torch.as_tensor(given)
     except (TypeError, ValueError) as error:
@@ -70,6 +74,9 @@ def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images
         return to_pixels(images)
     if not images.is_floating_point():
         raise InputError(f"pixels are uint8, or floats of [0, 1], not {images.dtype}")
-    if not bool(torch.isfinite(images).all()) or bool(images.abs().max() > 2):
-        raise InputError("float pixels lie in [0, 1]; give uint8 for values up to 255")
+    low, high = BEYOND
+    if not bool(((images >= low) & (images <= high)).all()):
+        raise InputError(
+            "float pixels lie in [0, 1], without normalisation; give uint8 for values up to 255"
+        )
     return images.float()

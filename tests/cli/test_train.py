@@ -208,6 +208,17 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
     assert "leave these options out" in fails(
         "train", table, "--out", run_folder, "--resume", "--size", 16
     )
+    lines = table.read_text().splitlines()
+    fewer = table.with_name("fewer.csv")
+    fewer.write_text("\n".join(lines[:-4]) + "\n")
+    code, _, stderr = run("train", fewer, "--out", run_folder, "--resume", "--device", "cpu")
+    assert code == 2
+    assert "training pictures with which the run in" in stderr
+    assert "there is no run in" in fails("train", table, "--out", tmp_path / "typo", "--resume")
+    assert not (tmp_path / "typo").exists()
+    monkeypatch.setenv("ECINN_CACHE", str(table))
+    assert "ECINN_CACHE names the file" in fails("train", table, "--out", tmp_path / "new")
+    monkeypatch.setenv("ECINN_CACHE", str(tmp_path / "cache"))
     code, _, stderr = run("train", table, "--out", run_folder, "--resume", "--device", "cpu",
                           "--channels", 1)  # fmt: skip
     assert code == 0, stderr

@@ -334,6 +334,19 @@ def test_a_record_finds_the_same_split_elsewhere(folder: Path, tmp_path: Path) -
         load_recorded(run, "train", other)
 
 
+def test_a_damaged_record_of_the_cache_is_made_again(folder: Path, cache: Path) -> None:
+    before = everything(load_own_data(folder))
+    (record,) = cache.glob("own-*.json")
+    for damage in (b"", b"rubbish", record.read_bytes()[:-40]):
+        record.write_bytes(damage)
+        assert everything(load_own_data(folder)) == before
+
+
+def test_a_window_is_for_more_than_8_bits(folder: Path) -> None:
+    with pytest.raises(InputError, match="--window is for pictures with more than 8 bits"):
+        load_own_data(folder, OwnDataOptions(window=(50.0, 100.0)))
+
+
 def test_pictures_added_later_are_left_out(folder: Path, tmp_path: Path) -> None:
     own = load_own_data(folder)
     save_record(own, tmp_path / "run")
@@ -462,6 +475,7 @@ def test_arrays_of_other_shapes_and_kinds_are_refused(tmp_path: Path) -> None:
     images, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2
     for arrays, says in (
         ({"pictures": images}, "needs the arrays"),
+        ({"images": np.uint8(3), "labels": labels}, "a single value"),
         ({"images": images, "labels": labels[:3]}, "4 images but labels of shape"),
         ({"images": images[0], "labels": labels}, "images but labels|of shape"),
         ({"images": np.zeros((4, 8, 8, 5)), "labels": labels}, "of shape"),

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import re
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -253,15 +254,41 @@ def test_a_budget_shortens_the_path_or_is_refused(tmp_path: Path) -> None:
     assert result.queries <= box.budget
 
 
-def test_a_budget_without_a_path_is_refused_after_the_first_split(tmp_path: Path) -> None:
+def test_a_budget_without_a_path_is_refused_before_the_first_query(tmp_path: Path) -> None:
     splits = Splits(data(160, 2), data(20, 3), data(20, 4))
     settings = replace(recipe(), finetuning=None)
     needed, per_epoch = queries_needed(settings, splits)
     assert per_epoch == 0
     box = BlackBox(halves, NAMES, budget=needed - 1)
-    with pytest.raises(InputError, match=rf"report need \d+; allow {needed}, or use fewer"):
+    with pytest.raises(InputError, match=rf"report need {needed}: allow {needed}, or use fewer"):
         distill_classifier(box, splits, settings, tmp_path, device="cpu")
-    assert box.queries == len(splits.validation)
+    assert box.queries == 0
+
+
+def test_a_report_that_is_interrupted_can_be_made_with_more_queries(tmp_path: Path) -> None:
+    """Its questions are asked again: a resumed run says how many there are in all."""
+    splits = Splits(data(64, 2), data(20, 3), data(20, 4))
+    settings = replace(recipe(1), finetuning=None)
+    needed, _ = queries_needed(settings, splits, report_images=20)
+
+    def press_ctrl_c(progress: Progress) -> None:
+        if progress.task == "comparing with the classifier":
+            raise KeyboardInterrupt
+
+    def distil(budget: int, **options: Any) -> BlackBox:
+        box = BlackBox(halves, NAMES, budget=budget)
+        distill_classifier(
+            box, splits, settings, tmp_path, device="cpu", report_images=20, **options
+        )
+        return box
+
+    with pytest.raises(InterruptedRunError, match="--resume"):
+        distil(needed, observe=press_ctrl_c)
+    with pytest.raises(InputError, match=r"(\d+) were asked before, .* need (\d+): allow") as said:
+        distil(needed, resume=True)
+    before, more, total = map(int, re.findall(r"\d+", str(said.value))[1:4])
+    assert before + more == total > needed
+    assert distil(total, resume=True).queries <= total
 
 
 def test_an_interrupted_run_resumes_with_its_plan_and_asks_nothing_twice(tmp_path: Path) -> None:
@@ -293,7 +320,7 @@ def test_an_interrupted_run_resumes_with_its_plan_and_asks_nothing_twice(tmp_pat
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: 3 * torch.ones((len(x), 2)), "no better than chance"),
+        (lambda x: -3 * torch.ones((len(x), 2)), "no better than chance"),
         (lambda x: halves(x).flip(1), "--classes right,left"),
         (lambda x: halves(x) + float("nan"), "NaN"),
     ],
@@ -361,8 +388,17 @@ def test_distill_names_classes_shows_progress_and_takes_a_generator(monkeypatch)
     ("predict", "labels", "options", "message"),
     [
         (halves, [0, 1], {}, "100 images and 2 labels"),
-        (halves, list("abc") * 33 + ["a"], {}, "label 'a' is none of"),
-        (halves, [1, 2, 3, 4] * 25, {}, "labels from 0 to 1"),
+        (
+            halves,
+            list("abc") * 33 + ["a"],
+            {},
+            "labels name 3 classes, but predict answers with 2",
+        ),
+        (halves, [1, 2] * 50, {"class_names": "ab"}, "labels from 0 to 1"),
+        (lambda x: torch.zeros(len(x), 3), [1, 2, 3, 4] * 25, {}, "4 classes, .* with 3"),
+        (lambda x: [0.2] * 3, list("abc") * 33 + ["a"], {}, r"\(3,\), not \(10, 3\)"),
+        (lambda x: None, list("abc") * 33 + ["a"], {}, "array of numbers, not NoneType"),
+        (lambda x: 100 * halves(x).softmax(1), None, {}, "rows all sum to 100"),
         (halves, [None] * 100, {}, "missing"),
         (halves, None, {"class_names": "abc"}, r"\(10, 2\), not \(10, 3\)"),
         (halves, None, {"random_state": -1}, "random_state"),

@@ -370,6 +370,20 @@ def test_a_folder_with_a_run_is_not_overwritten(recipe, data, tmp_path) -> None:
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
 
+def test_a_run_is_not_resumed_with_other_labels(recipe, data, tmp_path) -> None:
+    recipe, data = dataclasses.replace(recipe, epochs=1), data.first(64)
+    train(recipe, data, tmp_path, device=CPU)
+    relabelled = dataclasses.replace(data, labels=data.labels.flip(0))
+    assert not torch.equal(relabelled.labels, data.labels)
+    with pytest.raises(InputError, match="other labels"):
+        train(recipe, relabelled, tmp_path, device=CPU, resume=True)
+    # A state that does not know its labels is resumed.
+    tensors, about = read_tensors(tmp_path / STATE_FILE)
+    del about["labels"]
+    write_tensors(tmp_path / STATE_FILE, tensors, about)
+    train(recipe, data, tmp_path, device=CPU, resume=True)
+
+
 def test_a_state_may_be_older_than_a_setting(recipe, data, tmp_path) -> None:
     """A setting that the state does not know had its default."""
     recipe, data = dataclasses.replace(recipe, epochs=1), data.first(64)

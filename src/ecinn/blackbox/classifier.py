@@ -159,6 +159,12 @@ class BlackBox:
                 f"{self.name} answers with values between 0 and 1 whose rows do not sum to 1: say "
                 "--output logits, or let it end with a softmax"
             )
+        total = _common_sum(rows)
+        if total is not None:
+            raise InputError(
+                f"{self.name} answers with positive values whose rows all sum to {total:.4g}: "
+                "divide them by that if they are probabilities, or say --output logits"
+            )
         return "logits"
 
     def _two_columns(self, value: Float[Tensor, " batch"]) -> Float[Tensor, "batch 2"]:
@@ -226,6 +232,14 @@ def _work(tasks: "queue.SimpleQueue[Any]", results: "queue.SimpleQueue[Any]") ->
 def _are_probabilities(rows: Float[Tensor, "batch classes"]) -> bool:
     sums = rows.sum(1)
     return bool((rows >= -1e-6).all() and ((sums - 1).abs() <= SUM_TOLERANCE).all())
+
+
+def _common_sum(rows: Float[Tensor, "batch classes"]) -> float | None:
+    """Return the sum of every row, if all are equal but for rounding and no value is negative."""
+    sums = rows.sum(1)
+    mean = float(sums.mean())
+    equal = (sums - mean).abs().max() <= 2 * SUM_TOLERANCE * mean
+    return mean if len(rows) > 1 and mean > 0 and bool((rows >= 0).all()) and equal else None
 
 
 def _listed(names: Sequence[str]) -> str:

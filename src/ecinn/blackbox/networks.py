@@ -107,7 +107,7 @@ def _load_onnx(path: Path, device: torch.device) -> Network:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised as well
     providers = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         providers.insert(0, "CUDAExecutionProvider")

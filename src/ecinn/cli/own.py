@@ -43,6 +43,12 @@ def load_run(
         raise InputError("--resume keeps how pictures were read: leave these options out")
     with bars() as observe:
         own = load_own_data(source, record.options, observe, record)
+    if own.record.counts[0] != record.counts[0]:
+        raise InputError(
+            f"{source} holds {own.record.counts[0]:,} of the {record.counts[0]:,} training "
+            f"pictures with which the run in {folder} was started (from {record.source}): give "
+            "the same pictures, or choose another folder"
+        )
     stored = json.loads((folder / RECORD_FILE).read_bytes())["recipe"]
     return own, rebuild(Recipe, stored)
 

@@ -164,6 +164,8 @@ def train(
     from ecinn.training.loop import train as train_model
     from ecinn.training.ranks import joined
 
+    if resume and not (out_dir.is_dir() and any(out_dir.iterdir())):
+        raise InputError(f"there is no run in {out_dir}: check the folder, or leave out --resume")
     own_options = {name: options[name] for name in PICTURES if name in options}
     overrides = {n: options[n] for n in (*FIRST_STAGE, *BOTH_STAGES) if n in options}
     tuning = {field: options[name] for name, field in FINE_TUNING.items() if name in options}

@@ -107,7 +107,7 @@ def load_own_data(
         if record is not None:
             key = hashlib.sha256(f"{key} {record.key}".encode()).hexdigest()[:24]
         path = cache_folder() / f"own-{key}.npy"
-        found = read_record(path.with_suffix(".json"))
+        found = _cached_record(path.with_suffix(".json"))
         if found is None or _read_images(path, found) is None:
             found = _Decoding(source, pictures, names, options, key, observe, record).write(path)
     _stop_if_damaged(found.damaged, len(pictures.names), options)
@@ -310,6 +310,11 @@ class _Decoding:
             if coloured:
                 notes.append(f"colour, as {coloured} of {len(looks)} pictures looked at")
         if options.window is not None:
+            if not any(look.values for look in looks):
+                raise InputError(
+                    f"--window is for pictures with more than 8 bits, and those of {self.source} "
+                    "have 8: leave it out"
+                )
             intensity = Intensity(*options.window, "given")
         elif any(look.values for look in looks):
             training = np.flatnonzero(split == 0).tolist()
@@ -349,6 +354,14 @@ def _listed(damaged: Sequence[str], total: int) -> str:
         f"{len(damaged):,} of {total:,} pictures cannot be read "
         f"({'; '.join(damaged[:LISTED])}{more})"
     )
+
+
+def _cached_record(path: Path) -> DataRecord | None:
+    """Read the record of a cache; None if there is none, or a damaged one."""
+    try:
+        return read_record(path)
+    except InputError:
+        return None
 
 
 def _read_images(path: Path, record: DataRecord) -> NDArray[np.uint8] | None:

@@ -77,5 +77,7 @@ def read_record(path: Path) -> DataRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): remove it") from None
+        raise InputError(
+            f"{path} cannot be read ({error}): restore it, or train into a new folder"
+        ) from None
     return record

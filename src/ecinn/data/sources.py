@@ -316,6 +316,8 @@ def _arrays(path: Path) -> Pictures:
     pictures, texts, splits = [], list[str](), []
     for key, array in images.items():
         label = np.squeeze(labels[key])
+        if not array.ndim:
+            raise InputError(f"{path}: the images are a single value: give an array of pictures")
         if label.ndim != 1 or len(label) != len(array):
             raise InputError(
                 f"{path}: {len(array)} images but labels of shape {labels[key].shape}: "

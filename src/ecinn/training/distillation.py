@@ -108,17 +108,17 @@ def distill_classifier(
     answers, planned = known_answers(black_box, data, folder, start, sha256, resume=resume)
     accuracy = None
     try:
+        if planned is None:
+            recipe = affordable(recipe, black_box, data, answers, report_images)
+        elif recipe.finetuning is not None:  # as planned before the interruption
+            recipe = replace(recipe, finetuning=replace(recipe.finetuning, epochs=planned))
+        planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
         if "validation" not in answers:
             answers["validation"] = ask(black_box, data.validation, observe)
         if labelled:
             labels = data.validation.labels
             accuracy = classifier_accuracy(answers["validation"], labels)
             tell(_require_skill(accuracy, black_box, order_given=order_given))
-        if planned is None:
-            recipe = affordable(recipe, black_box, data, answers, report_images)
-        elif recipe.finetuning is not None:  # as planned before the interruption
-            recipe = replace(recipe, finetuning=replace(recipe.finetuning, epochs=planned))
-        planned = recipe.finetuning.epochs if recipe.finetuning is not None else None
         for name in ("train", "test"):
             if name not in answers:
                 answers[name] = ask(black_box, getattr(data, name), observe)
@@ -150,6 +150,10 @@ def distill_classifier(
         agreement = measure_agreement(
             student, black_box, data.test.images, answers["test"], n=report_images, observe=observe
         )
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            "interrupted; continue with the same command and --resume (resume=True in Python)"
+        ) from None
     finally:
         keep_answers(black_box, data, answers, planned, folder, start, sha256)
     if source is not None:
@@ -217,7 +221,14 @@ def distill(
     if class_names is None:
         outputs = _outputs(predict, stored, preprocessing, timeout)
         class_names = () if labels is None else class_numbers(labels)[1]
-        if len(class_names) != outputs:
+        if outputs is None:  # what is wrong is said when the images are asked about
+            class_names = class_names or ("0", "1")
+        elif len(class_names) > outputs:
+            raise InputError(
+                f"the labels name {len(class_names)} classes, but predict answers with {outputs}: "
+                "let it answer with one value for each class"
+            )
+        elif len(class_names) < outputs:
             class_names = [str(c) for c in range(outputs)]
     black_box = BlackBox(
         predict,
@@ -315,8 +326,8 @@ def _outputs(
     images: Tensor,
     preprocessing: Preprocessing | None,
     timeout: float | None,
-) -> int:
-    """Ask about one image to count the classes; what is no array is reported later."""
+) -> int | None:
+    """Ask about one image to count the classes; None if the answer is no row of numbers."""
     found: list[Any] = []
 
     def call(x: Tensor) -> Tensor:
@@ -327,8 +338,10 @@ def _outputs(
     try:
         shape = np.shape(found[-1])
     except ValueError:
-        shape = ()
-    return max(shape[-1], 2) if len(shape) > 1 else 2
+        return None
+    if shape in ((1,), (1, 1)):  # one value: of the second of two classes
+        return 2
+    return shape[1] if len(shape) == 2 and shape[0] == 1 else None
 
 
 def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_given: bool) -> str:
@@ -336,7 +349,8 @@ def _require_skill(accuracy: ClassifierAccuracy, black_box: BlackBox, *, order_g
     names, reached = black_box.class_names, 100 * accuracy.accuracy.mean
     said = (
         f"{black_box.name} classifies {reached:.1f} % of {accuracy.accuracy.n:,} labelled images "
-        f"as labelled (by chance {100 * accuracy.chance:.1f} %)"
+        f"as labelled (by chance {100 * accuracy.chance:.1f} %); its answers are read as "
+        f"{black_box.output}"
     )
     if accuracy.better_order is not None and not order_given:
         classes = list(black_box.classes)

@@ -25,7 +25,7 @@ from ecinn.training.calibration import calibrate
 from ecinn.training.epochs import run_epochs
 from ecinn.training.evaluation import with_metrics
 from ecinn.training.finetuning import FineTuningStep, second_stage
-from ecinn.training.networks import seeded, timing_record
+from ecinn.training.networks import digest, seeded, timing_record
 from ecinn.training.ranks import Ranks, joined, require_divisible
 from ecinn.training.state import STATE_FILES, TrainingState, as_json
 from ecinn.training.step import OptimisationStep
@@ -252,7 +252,7 @@ class _Run:
     ) -> list[Checkpoint]:
         """Run one stage and calibrate its model, also without rounding if it has 8 bits."""
         state_file = self.folder / name
-        state.images = len(self.data)
+        state.images, state.labels = len(self.data), digest(self.data.labels).hex()[:16]
         state.origin |= self.origin
         with seeded(self.device):
             if self.resume and state_file.exists():

@@ -57,6 +57,8 @@ class TrainingState:
     """Inputs of the run besides its recipe: the model it was initialised from, the teacher."""
     images: int = 0
     """Number of training images; 0 if it is unknown."""
+    labels: str = ""
+    """Hash of their labels; empty if it is unknown."""
     restarts: list[dict[str, float]] = field(default_factory=list)
     """For each divergence: its epoch and the learning rate from then on, half of that before."""
 
@@ -154,6 +156,7 @@ class TrainingState:
             "restarts": list(self.restarts),
             "origin": self.origin,
             "images": self.images,
+            "labels": self.labels,
             "recipe": asdict(recipe),
         }
         return {name: value.detach().clone() for name, value in self.tensors().items()}, about
@@ -181,6 +184,11 @@ class TrainingState:
             raise InputError(
                 f"{path} was started with {about['images']:,} training images, not "
                 f"{self.images:,}: use the same images, or train into a new folder"
+            )
+        known = about.get("labels") and self.labels
+        if known and about["labels"] != self.labels:
+            raise InputError(
+                f"{path} was started with other labels: use the same, or train into a new folder"
             )
         if about["origin"] != self.origin:
             inputs = ", ".join(f"{name} {value}" for name, value in about["origin"].items())

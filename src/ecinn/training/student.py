@@ -171,10 +171,11 @@ def affordable(
         return recipe
     on_data, per_epoch = queries_needed(recipe, data, list(known), report_images)
     if black_box.left < on_data + per_epoch:
-        path = f", an epoch on the path {per_epoch:,}" if per_epoch else ""
+        path = f", and an epoch on the path {per_epoch:,}" if per_epoch else ""
+        asked = f"{black_box.queries:,} were asked before, " if black_box.queries > 1 else ""
         raise InputError(
-            f"{black_box.budget:,} queries are too few: the images and the report need "
-            f"{on_data:,}{path}; allow {black_box.queries + on_data + per_epoch:,}, "
+            f"{black_box.budget:,} queries are too few: {asked}the images and the report need "
+            f"{on_data:,}{path}: allow {black_box.queries + on_data + per_epoch:,}, "
             "or use fewer images"
         )
     if recipe.finetuning is None:
