@@ -80,7 +80,7 @@ def _check(folder: Path, record: Path, about: Mapping[str, Any]) -> None:
         raise InputError(f"{record} cannot be read ({error}): choose another folder") from None
     if other:
         raise InputError(
-            f"{folder} holds a run with other {', '.join(other).replace('_', ' ')}: "
+            f"{folder} holds a run with another {', '.join(other).replace('_', ' ')}: "
             "repeat the same command to continue it, or choose another folder"
         )
 

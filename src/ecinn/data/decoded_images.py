@@ -112,8 +112,6 @@ def decode_images(
 def cache_folder() -> Path:
     """Return ECINN_CACHE, else the system's cache folder for this package."""
     if folder := os.environ.get("ECINN_CACHE"):
-        if Path(folder).exists() and not Path(folder).is_dir():
-            raise InputError(f"ECINN_CACHE names the file {folder}: set it to a folder")
         return Path(folder)
     if parent := os.environ.get("XDG_CACHE_HOME"):
         return Path(parent) / "ecinn"
