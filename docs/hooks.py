@@ -85,11 +85,8 @@ def command_page() -> str:
     parts = [
         "# Command line",
         "Results go to stdout; progress, notes and errors to stderr. Exit codes: 0 success,"
-        " 1 internal failure, 2 unusable input, 130 interrupted. `ECINN_DEBUG=1` shows tracebacks,"
-        " `ECINN_CELEBA` names the folder of CelebA, `ECINN_CACHE` the folder of decoded images,"
-        " `ECINN_TOKEN` the bearer token of `ecinn serve`, `ECINN_SERVE_…` its"
-        " [limits](../deploy.md#limits), `ECINN_MAX_PIXELS` and `ECINN_MAX_ASPECT`"
-        " the largest pictures that are read.",
+        " 1 internal failure, 2 unusable input, 130 interrupted."
+        " [Environment variables](environment.md) change defaults.",
     ]
     for panel, names in PANELS.items():
         parts.append(f"## {panel}")
@@ -120,6 +117,8 @@ def _option_name(option: Any) -> str:  # noqa: ANN401
 def _default(option: Any) -> str:  # noqa: ANN401
     if option.required:
         return "required"
+    if isinstance(option.show_default, str):
+        return _cell(option.show_default)
     value = option.default
     if callable(value) or value in (None, (), [], False):
         return ""

@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: a small classifier with every parameter randomised."""
+"""Fixtures that several packages share: a small classifier with every parameter randomised."""
 
 import dataclasses
 import functools

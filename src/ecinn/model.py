@@ -123,7 +123,7 @@ class Model:
 
     @property
     def student(self) -> "Model":
-        """The model alone: its explanations are about itself, and nobody else is asked."""
+        """The model alone: it explains itself, and no other classifier is queried."""
         return self if self._reader is None else Model(self.checkpoint, self.device)
 
     @property

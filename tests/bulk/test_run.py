@@ -284,7 +284,7 @@ def test_a_student_without_its_classifier_is_named_as_such(
         "bulk", pictures, "--model", folder, "--out", tmp_path / "o", "--no-classifier"
     )
     assert code == 0
-    assert "explains its student only" in stderr
+    assert "explaining the student only" in stderr
     with pytest.raises(ecinn.InputError, match="one picture or more"):
         ecinn.explain_dataset(pictures, tmp_path / "p", model=model, part_size=-1)
 

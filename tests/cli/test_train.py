@@ -205,7 +205,7 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
         code, _, stderr = run("train", table, "--out", run_folder, "--device", "cpu",
                               "--learning-rate", 0.01, "--channels", 1)  # fmt: skip
         assert code == 130, stderr
-    assert "leave these options out" in fails(
+    assert "leave these out" in fails(
         "train", table, "--out", run_folder, "--resume", "--size", 16
     )
     lines = table.read_text().splitlines()

@@ -321,7 +321,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "line 3: attributes are 1 or -1, not '7",
     ),
     "wrong count": (
-        "folder", lambda folder: edit(folder / ATTR, "8", "9"), "9 rows but there are 8",
+        "folder", lambda folder: edit(folder / ATTR, "8", "9"), "9 rows, but the file has 8",
     ),
     "no split of an image": (
         "folder", lambda folder: edit(folder / PART, "000002.jpg 0\n", ""), "no row for the image",

@@ -1,1 +1,1 @@
-"""Builders and drivers that tests of several rooms share."""
+"""Builders and drivers that tests of several packages share."""

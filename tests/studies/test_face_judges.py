@@ -269,10 +269,10 @@ def test_training_is_a_function_of_the_seed(monkeypatch) -> None:
 
 
 def test_unsuitable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not hold 'face judges' but 'judges'"):
+    with pytest.raises(InputError, match="holds 'judges', not 'face judges'"):
         load_face_judges("mnist")
     random_face_judges().save(tmp_path / "faces.safetensors")
-    with pytest.raises(InputError, match="does not hold 'judges' but 'face judges'"):
+    with pytest.raises(InputError, match="holds 'face judges', not 'judges'"):
         load_judges(tmp_path / "faces.safetensors")
 
 

@@ -324,7 +324,7 @@ def test_training_is_a_function_of_the_seed_and_leaves_global_state_alone(traine
 def test_files_that_hold_no_inception_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {"x": torch.zeros(1)}, {"kind": "judges"})
-    with pytest.raises(InputError, match="does not hold 'inception' but 'judges'"):
+    with pytest.raises(InputError, match="holds 'judges', not 'inception'"):
         load_inception(path, CPU)
     trained.save(path)
     tensors, about = read_tensors(path)

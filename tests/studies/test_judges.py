@@ -212,7 +212,7 @@ def test_files_that_hold_no_judges_are_refused(judges: Judges, tmp_path: Path) -
     with pytest.raises(InputError, match="damaged"):
         load_judges(path)
     write_tensors(path, {}, {"recipe": {}})
-    with pytest.raises(InputError, match="does not hold 'judges' but 'model'"):
+    with pytest.raises(InputError, match="holds 'model', not 'judges'"):
         load_judges(path)
     judges.save(path)
     tensors, about = read_tensors(path)

@@ -458,7 +458,7 @@ def test_ctrl_c_while_a_teacher_is_trained(last, taught, tmp_path, monkeypatch) 
 def test_a_teacher_of_attributes_needs_to_know_the_label(last, taught, tmp_path, trained) -> None:
     """Otherwise distillation would do nothing."""
     unknown = dataclasses.replace(taught, attribute=None)
-    with pytest.raises(InputError, match="which one is the label"):
+    with pytest.raises(InputError, match="attribute to the column of the label"):
         train(last, unknown, tmp_path, device=CPU)
 
 

@@ -605,7 +605,7 @@ def test_settings_of_a_student_that_starts_from_another_model() -> None:
         ({"init_from": "mnist"}, "cannot start from mnist: .* 1×28×28 .* 1×8×8"),
         ({"init_from": "resnet"}, "no model 'resnet'"),
         ({"init_from": small_model(), "recipe": recipe()}, "its architecture differs"),
-        ({"recipe": recipe(), "minutes": 2.0}, "minutes are for planning"),
+        ({"recipe": recipe(), "minutes": 2.0}, "minutes cannot be combined"),
     ],
 )
 def test_models_that_no_student_can_start_from_are_one_line(options, message) -> None:

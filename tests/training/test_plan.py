@@ -130,7 +130,7 @@ def test_wishes_that_cannot_be_planned_are_refused() -> None:
     data = noisy((4, 4))
     for says, options in (
         ("no setting 'epoch'", {"overrides": {"epoch": 3}}),
-        ("one of the two", {"overrides": {"epochs": 3}, "minutes": 2.0}),
+        ("not both", {"overrides": {"epochs": 3}, "minutes": 2.0}),
         ("more than 0 minutes", {"minutes": 0.0}),
         ("epochs is a whole number of at least 1, not 0", {"overrides": {"epochs": 0}}),
         ("batch_size is a whole number", {"overrides": {"batch_size": "64"}}),

@@ -408,7 +408,7 @@ def test_unsuitable_data_is_refused() -> None:
 def test_files_that_hold_no_teacher_are_refused(trained, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_tensors(path, {}, {"kind": "inception"})
-    with pytest.raises(InputError, match="does not hold 'teacher' but 'inception'"):
+    with pytest.raises(InputError, match="holds 'inception', not 'teacher'"):
         load_teacher(path, CPU)
     trained.save(path)
     write_tensors(path, {}, read_tensors(path)[1])

@@ -1,1 +1,1 @@
-"""Other people's classifiers, of which nothing is asked but answers."""
+"""Black-box classifiers: only their predictions are used."""

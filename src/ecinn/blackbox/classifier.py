@@ -17,11 +17,11 @@ from ecinn.pixels import StoredImages
 
 Output = Literal["logits", "probabilities"]
 ATTEMPTS = 3
-"""Times that a batch is asked before an exception or a hang is reported."""
+"""Attempts per batch before an exception or timeout is reported."""
 TIMEOUT = 60.0
 """Seconds that a batch may take by default."""
 BATCH = 256
-"""Pictures that are asked at once."""
+"""Pictures per query batch."""
 ABANDONED = "ecinn-abandoned"
 """Name of threads in which a classifier hangs."""
 SUM_TOLERANCE = 1e-2

@@ -74,7 +74,9 @@ class Network:
 
 
 def load_network(path: Path, device: torch.device | None = None) -> Network:
-    """Load a classifier from a file; nothing is executed but its graph.
+    """Load a classifier from a file; .pt and .pt2 files contain code: load only trusted ones.
+
+    ONNX files contain no code, only a graph.
 
     Args:
         device: where torch's networks run; by default the CPU.

@@ -135,4 +135,4 @@ def _greet(place: SplitResult) -> None:
             return
         server.sendall(GREETING)
         if server.recv(9)[3:4] != b"\4":
-            raise ConnectionError("it is not Ray that answers")
+            raise ConnectionError("the server is not a Ray cluster")

@@ -163,7 +163,7 @@ def explain_dataset(
         for sentence in stream.notes:
             note(sentence)
         if not classifier and " " in _model_hash(model, classifier=True):
-            note("the classifier is not asked: this explains its student only")
+            note("explaining the student only; its classifier is not queried")
         blocks = list(stream.blocks(size))
         todo = [b for b in blocks if not part_path(out, b.number, format).exists()]
         done = len(stream) - sum(block.count for block in todo)

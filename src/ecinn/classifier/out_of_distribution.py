@@ -25,7 +25,8 @@ FALSE_ALARM_RATE = 0.002
 """Share of the training images that likelihood, texture and pose flag, each of them."""
 FAR_RATE = 0.015
 """Share of held-out images that the distance flags, so that all scores flag less than 2 %.
-With a shape score it is `FALSE_ALARM_RATE`: the distance has to find less."""
+With a shape score the rate is `FALSE_ALARM_RATE`, because the shape score detects most drawings
+that are no digits."""
 SHAPE_RATE = 0.003
 """Share of held-out digits, half of them drawn again with the page's pen, that the shape flags."""
 SHAPE_BITS = 8

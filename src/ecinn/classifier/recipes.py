@@ -52,7 +52,7 @@ class SGD:
     """Learning rate of the class means divided by that of the weights."""
 
     def __post_init__(self) -> None:
-        """Refuse epochs, which milestones were in version 0.1.0."""
+        """Reject milestones given in epochs, as in version 0.1.0."""
         for milestone in self.milestones:
             if not 0 < milestone < 1:
                 raise InputError(
@@ -263,7 +263,7 @@ CELEBA_ATTRIBUTES = Recipe(
         height=64,
         width=64,
         classes=2,
-        # Ours: small enough to ship four models with 8-bit weights.
+        # Ours: small enough to ship five models with 8-bit weights.
         stages=(Stage(16, width=80), Stage(16, width=96), Stage(8, width=112)),
         dense_width=0,  # ours: at 8×8 a convolutional coupling sees the whole face
         clamp=1.0,  # ours: training diverged with 2
@@ -385,8 +385,8 @@ def require_learnable(data: Dataset, recipe: Recipe) -> None:
         raise InputError(f"{recipe.name} needs attribute labels, but the dataset has none")
     if data.attributes is not None and data.attribute is None and recipe.needs_teacher:
         raise InputError(
-            f"{recipe.name} asks a teacher of attributes: say which one is the label "
-            "(Dataset.attribute)"
+            f"{recipe.name} needs a teacher of attributes: set Dataset.attribute to the column "
+            "of the label"
         )
     if recipe.finetuning and min(recipe.finetuning.batch_size, len(data)) < 2:
         raise InputError("fine-tuning halves its batches: it needs at least 2 images in each")

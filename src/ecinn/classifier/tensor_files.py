@@ -64,7 +64,7 @@ def load_tensors(
     tensors, about = read_tensors(path)
     found = about.get("kind", "model") if isinstance(about, dict) else "unknown"
     if found != kind:
-        raise InputError(f"{path} does not hold {kind!r} but {found!r}: give another file")
+        raise InputError(f"{path} holds {found!r}, not {kind!r}: give another file")
     try:
         return build(tensors, about)
     except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:

@@ -37,7 +37,8 @@ def audit(
     celeba: CelebA = None,
     source: OwnSource = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The HTML file [default: MODEL-audit.html].")
+        Path | None,
+        typer.Option("--out", help="The HTML file.", show_default="MODEL-audit.html"),
     ] = None,
     device: Device = "auto",
     json_output: Json = False,

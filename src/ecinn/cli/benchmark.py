@@ -42,7 +42,7 @@ def authors_benchmark(
     limit: Annotated[
         int | None, typer.Option(min=2, help="First images only; skips the control.")
     ] = None,
-    curve: Annotated[bool, typer.Option(help="Also measure at asked confidences.")] = True,
+    curve: Annotated[bool, typer.Option(help="Also measure at requested confidences.")] = True,
     judges: JudgesName = None,
     out_dir: Out = RESULTS,
     device: Device = "auto",
@@ -177,7 +177,7 @@ def consistency_benchmark(
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Compare asked confidences of .05 to .95 with those of the stored images."""
+    """Compare requested confidences of .05 to .95 with those of the stored images."""
     line = command_line("benchmark consistency", locals())
     from ecinn.model import load
     from ecinn.studies.benchmark.consistency import consistency_tables, measure_consistency

@@ -225,7 +225,9 @@ def controls_benchmark(
     n: Annotated[
         int, typer.Option("--n", min=200, help="Digits that every student learns from.")
     ] = 3000,
-    epochs: Annotated[int, typer.Option(min=1, help="Of every student, before the path.")] = 10,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Epochs of each student before training on the path.")
+    ] = 10,
     seed: Seed = 0,
     out_dir: Out = RESULTS,
     device: Device = "auto",

@@ -24,9 +24,11 @@ def beta(
         list[float] | None,
         typer.Option("--beta", help="One β; repeat for more. Default: eight from 0.02 to 50."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Overrides the recipe's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs; default: the recipe's.")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first training and test images.")
+        int | None, typer.Option(min=1, help="Use only the first N images of every split.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Selects the digits that are shown.")] = 0,
     device: Device = "auto",

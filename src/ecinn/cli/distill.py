@@ -75,7 +75,7 @@ def distill(
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan for so much time.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=10, help="Use only the first images of every split.")
+        int | None, typer.Option(min=10, help="Use only the first N images of every split.")
     ] = None,
     report: Annotated[
         int, typer.Option(min=1, help="Test images whose counterfactuals are in the report.")

@@ -29,10 +29,10 @@ class Bits(StrEnum):
 
 
 OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
-Epochs = Annotated[int, typer.Option(min=1)]
+Epochs = Annotated[int, typer.Option(min=1, help="Epochs of the network.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")]
 Limit = Annotated[
-    int | None, typer.Option(min=2, help="Use only the first images of every split.")
+    int | None, typer.Option(min=2, help="Use only the first N images of every split.")
 ]
 
 
@@ -41,7 +41,7 @@ def teacher(
     dataset: Annotated[str, typer.Argument(help="mnist, fakemnist or celeba.")],
     out_file: OutFile,
     members: Annotated[int | None, typer.Option(min=1, help="Number of networks.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each network.")] = None,
     seed: Seed = 0,
     limit: Limit = None,
     celeba: CelebA = None,
@@ -137,7 +137,7 @@ def judges(
     out_file: OutFile,
     seed: Annotated[int, typer.Option(help="Use another one than for the models.")] = 100,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first training images.")
+        int | None, typer.Option(min=1, help="Use only the first N training images.")
     ] = None,
     celeba: CelebA = None,
     device: Device = "auto",

@@ -40,7 +40,7 @@ def load_run(
             err.print(plain(note))
         return own, None
     if options is not None and options != record.options:
-        raise InputError("--resume keeps how pictures were read: leave these options out")
+        raise InputError("--resume uses the options of the first start: leave these out")
     with bars() as observe:
         own = load_own_data(source, record.options, observe, record)
     if own.record.counts[0] != record.counts[0]:

@@ -16,7 +16,9 @@ TOKEN = "ECINN_TOKEN"
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model's name or path; repeatable [default: all shipped models]."),
+        typer.Option(
+            help="A model's name or path; repeatable.", show_default="all shipped models"
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for all network interfaces.")
@@ -95,7 +97,7 @@ def serve(
                 said = f"{name} explains {reader.name}, which reads every counterfactual"
                 err.print(plain(said))
         if not classifier:
-            err.print("classifiers are not asked: this explains their students only")
+            err.print("explaining the students only; their classifiers are not queried")
         if not local and token is None:
             err.print(f"[yellow]anybody who can reach {plain(host)} can use it: set {TOKEN}[/]")
         shown = f"[{host}]" if ":" in host else host

@@ -15,7 +15,9 @@ def site(
     ],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model of digits or dots; repeatable [default: the shipped ones]."),
+        typer.Option(
+            help="A model of digits or dots; repeatable.", show_default="the shipped ones"
+        ),
     ] = None,
     ort: Annotated[
         Path | None,

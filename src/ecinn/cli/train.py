@@ -75,10 +75,12 @@ def train(
     refine_from: Annotated[
         str | None, typer.Option(help="Skip the first stage and fine-tune this model.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Of the first stage.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of the first stage.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Batch size of the first stage.")
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Of the first stage.")
+        float | None, typer.Option(min=0.0, help="Learning rate of the first stage.")
     ] = None,
     beta: Annotated[
         float | None, typer.Option(min=0.0, help="Weight of classification against likelihood.")
@@ -114,7 +116,7 @@ def train(
         typer.Option(min=0.0, max=1.0, help="Share of the teacher's prediction in the targets."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first training and test images.")
+        int | None, typer.Option(min=1, help="Use only the first N images of every split.")
     ] = None,
     size: Annotated[
         int | None, typer.Option(help="Your pictures: side in pixels, 16 to 128.")

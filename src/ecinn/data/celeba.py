@@ -201,7 +201,7 @@ def _read_attributes(path: Path) -> Iterator[tuple[str, list[int]]]:
         yield _face_number(fields[0]), bits
     if promised is not None and promised != rows:
         raise InputError(
-            f"{path}: line 1 promises {promised} rows but there are {rows}: fetch it again, "
+            f"{path}: line 1 says {promised} rows, but the file has {rows}: fetch it again, "
             "or correct the number if you removed rows"
         )
 

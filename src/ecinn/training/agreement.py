@@ -23,8 +23,8 @@ from ecinn.training.evaluation import random_offsets
 ASKED = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 """Confidences that are requested, each of a part of the images."""
 QUERIES_PER_IMAGE = 20
-"""The most that `measure_agreement` asks about every image: itself twice, a point of its path, and
-eight counterfactuals twice, with one to spare."""
+"""Upper bound on queries per image in `measure_agreement`: 2 for the image, 1 on its path, 16 for
+counterfactuals, 1 spare."""
 
 ENOUGH_AGREEMENT = 0.8
 """Smallest share of equal predictions with which a student speaks for its classifier. Our choice:
@@ -137,7 +137,7 @@ class Agreement:
         )
 
     def sentences(self) -> tuple[str, ...]:
-        """Say it in words."""
+        """Return the results as sentences."""
         return (
             f"student and {self.classifier} agree on {_share(self.agreement)} of "
             f"{self.images:,} held-out images",

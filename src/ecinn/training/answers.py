@@ -18,9 +18,9 @@ from ecinn.training.state import STATE_FILES
 
 ANSWERS_FILE = "answers.safetensors"
 SPLITS: tuple[Split, ...] = ("validation", "train", "test")
-"""In the order in which they are asked: accuracy is measured on validation images."""
+"""Splits in query order: accuracy is measured on validation images."""
 _AT_ONCE = 2048
-"""Images that are asked between two reports of progress."""
+"""Images per progress report."""
 
 
 def ask(black_box: BlackBox, data: Dataset, observe: Observer) -> Float[Tensor, "images classes"]:

@@ -77,7 +77,7 @@ def train_augmented(
     """Train a network with AdamW, a cosine schedule and a moving average of its weights.
 
     Args:
-        number: of the network among those of these settings; determines its seed.
+        number: index of the network in the ensemble; determines its seed.
         exclusive: the outputs are classes, of which one is right, and not attributes.
         weights: of the attributes in the loss.
     """

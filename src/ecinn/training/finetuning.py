@@ -33,7 +33,7 @@ def second_stage(recipe: Recipe) -> Recipe:
 
 
 class BlackBoxTeacher(nn.Module):
-    """A classifier that is only asked, as a teacher: log-probabilities of pixels.
+    """Use a black-box classifier as a teacher; returns log-probabilities.
 
     `FineTuningStep` uses its answers one step later, so that the step itself never waits for it
     and can be captured as a CUDA graph.

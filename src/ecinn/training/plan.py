@@ -43,7 +43,7 @@ class Size:
     """A network's size, and the training that it needs."""
 
     stages: tuple[tuple[Stage, ...], ...]
-    """For one, two, three and four halvings."""
+    """Stages for one to four halvings."""
     dense_width: int
     seen: int
     """Images to train on, each counted once per epoch."""
@@ -327,7 +327,9 @@ def _require_plannable(data: Dataset, minutes: float | None, overrides: Mapping[
         if type(overrides[name]) is not int or overrides[name] < 1:
             raise InputError(f"{name} is a whole number of at least 1, not {overrides[name]!r}")
     if minutes is not None and "epochs" in overrides:
-        raise InputError("minutes plan the number of epochs: give one of the two")
+        raise InputError(
+            "minutes determines the number of epochs: give minutes or epochs, not both"
+        )
     if minutes is not None and not 0 < minutes < math.inf:
         raise InputError(f"the time is more than 0 minutes, not {minutes:g}")
     if len(data.class_names) < 2:

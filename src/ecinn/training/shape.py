@@ -1,7 +1,7 @@
-"""Fit the shape score of the OOD detector: a readout of the latent that has seen other shapes.
+"""Fit the shape score of the OOD detector: a readout of the latent, trained with outlier exposure.
 
-Outlier exposure (Hendrycks et al. 2019): digits against drawings that are no digits, both with the
-same pens.
+Outlier exposure (Hendrycks et al. 2019): digits against drawings that are no digits, both drawn
+with the same pens.
 """
 
 import torch

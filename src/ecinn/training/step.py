@@ -90,7 +90,7 @@ class OptimisationStep:
                 self._capture()
 
     def prepare(self, data: Dataset) -> None:
-        """Make what a step of this stage needs besides."""
+        """Prepare additional state of this stage."""
 
     def begin_epoch(self, epoch: int) -> Int[Tensor, " images"]:
         """Seed the random generators and return the order of the images."""

@@ -79,8 +79,8 @@ def student_recipe(
         recipe = _continued(init_from, data, recipe)
     if recipe is not None and minutes is not None:
         raise InputError(
-            "minutes are for planning a student: with a recipe, a dataset's name or a model to "
-            "start from, give the epochs instead"
+            "minutes cannot be combined with a recipe, a dataset's name or init_from: "
+            "give epochs instead"
         )
     if recipe is None:
         plan = plan_recipe(

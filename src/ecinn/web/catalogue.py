@@ -32,7 +32,8 @@ DEFAULT_MODELS = tuple(TITLES)
 GENERATED_FACES = 8
 GENERATED_SEED = 0
 TEMPERATURE = 0.5
-"""Of generated faces: lower is closer to a mean face, higher has more failures."""
+"""Sampling temperature of generated faces: lower is closer to a mean face, higher has more
+failures."""
 
 
 @dataclass(frozen=True)

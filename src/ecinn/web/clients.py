@@ -43,14 +43,14 @@ class Shares:
         return self._held[client] <= self._most
 
     def give(self, client: str, amount: int = 1) -> None:
-        """Take back."""
+        """Release what the client held."""
         self._held[client] -= amount
         if self._held[client] <= 0:
             del self._held[client]
 
     @contextlib.contextmanager
     def one(self, client: str, refusal: Exception) -> Iterator[None]:
-        """Hold one inside of the block; raise if that is too much."""
+        """Hold one unit within the block; raise `refusal` above the limit."""
         try:
             if not self.take(client):
                 raise refusal

@@ -42,7 +42,7 @@ CHUNK = 2**16
 _OTHER_SITES = ("cross-site", "same-site")
 """Origins of forms on other sites' pages, which browsers send without asking the service."""
 _CLOSE = {"Connection": "close"}
-"""For answers that leave the rest of a body unread."""
+"""Headers of answers sent before the body was read."""
 
 
 def error_answer(status: int, line: str, headers: Mapping[str, str] | None = None) -> Response:

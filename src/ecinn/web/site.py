@@ -35,7 +35,7 @@ SITE = "site.json"
 """Lists the files of a site, by which the next build recognises it."""
 PREVIEW = "preview.png"
 PREVIEW_SIZE = (1200, 630)
-"""Of link previews: 1.91 to 1."""
+"""Width and height of link previews (1.91:1)."""
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
     "img-src 'self' data: blob:; connect-src 'self'; worker-src 'self'; form-action 'none'; "

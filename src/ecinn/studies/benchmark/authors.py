@@ -60,7 +60,7 @@ CURVE_IMAGES = 1000
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Our counterfactuals at an asked confidence instead of at α₁."""
+    """Our counterfactuals at a requested confidence instead of at α₁."""
 
     asked: float
     n: int
@@ -122,10 +122,10 @@ def confidence_curve(
     limit: int = CURVE_IMAGES,
     observe: Observer = ignore,
 ) -> tuple[CurvePoint, ...]:
-    """Score our counterfactuals of the first images at several asked confidences."""
+    """Score our counterfactuals of the first images at several requested confidences."""
     usable = (~ours.failed).nonzero()[:, 0][:limit]
     originals, p, q = images[usable], ours.p[usable], ours.q[usable]
-    count = counter(observe, "asked confidences", len(asked))
+    count = counter(observe, "requested confidences", len(asked))
     points = []
     for number, confidence in enumerate(asked, 1):
         answer = model.explain(originals, q[:, None], confidence=confidence)
@@ -242,7 +242,7 @@ def _digits(digits: float) -> str:
 
 
 def authors_tables(result: AuthorsResult, record: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Lay out the control, all rows, paired differences, and ours over asked confidences."""
+    """Lay out the control, all rows, paired differences, and ours over requested confidences."""
     failed = " (does not count: the control failed)" if result.reproduced is False else ""
     rows = (*result.theirs, replace(result.ours, method=OURS + failed), *result.references)
     values = {

@@ -37,7 +37,7 @@ CONFIDENCE = 0.99
 """Requested besides α₁ from models that have no default of their own."""
 SAMPLES = 500
 TEMPERATURE = 0.7
-"""Of the samples that are judged."""
+"""Sampling temperature of the judged samples."""
 HARDEST = 40
 MOUTHS = ("Smiling", "High_Cheekbones")
 """Attributes for which a closed mouth has to open; the hardest of these are chosen among such."""

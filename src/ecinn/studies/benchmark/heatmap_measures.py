@@ -45,7 +45,8 @@ Section = Literal[
 ]  # fmt: skip
 Better = Literal["more", "less"] | None
 Role = Literal["counted", "compared", "shown"]
-"""Compared with ECINNh and counted in the tally; compared but not counted; or neither.
+"""counted: compared with ECINNh and included in the tally; compared: compared with ECINNh, but not
+in the tally; shown: neither.
 
 Not counted are measures that follow from others, replacement by ECINNh's own counterfactual, and
 similarity to random weights. Not compared are replacement in the order of |h|, and noise that is

@@ -22,7 +22,8 @@ from ecinn.studies.benchmark.authors_files import ClassAutoencoders
 from ecinn.studies.judges import Judges, load_judges, scaled, shipped_judges
 
 CUES: Mapping[str, Cue] = {"fakemnist": FAKE_MNIST_CUE}
-"""Datasets whose class is a planted cue. Their judges recognise what the images show otherwise."""
+"""Datasets whose class is a planted cue. Their judges classify the image content (the digit), not
+the cue."""
 JUDGES: Mapping[str, str] = {"mnist": "mnist", "fakemnist": "mnist"}
 """The shipped judges of every dataset."""
 MAIN_ORACLE = "convolutional"

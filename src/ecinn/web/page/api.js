@@ -52,7 +52,7 @@ function targetOf(model, given) {
     paperAlpha: given.alpha_1,
     /** False if the classifier that is explained never answers as requested. */
     explained: given.explained ?? null,
-    /** False if it is nowhere torn between the two classes. */
+    /** False if it is nowhere undecided between the two classes. */
     tied: given.tied ?? null,
     tipping: counterfactual(model, given.tipping_point),
     convincing: counterfactual(model, given.convincing),
