@@ -131,7 +131,7 @@ def test_distill_then_explain_is_verified_on_the_classifier(
     assert "Read by nearest.pt" in stdout
     code, stdout, stderr = run("explain", digit, *where, "--no-classifier", "--json")
     assert code == 0, stderr
-    assert "was not asked" in stderr
+    assert "is not queried" in stderr
     assert "classifier" not in json.loads(stdout)
     (folder / "classifier.pt").unlink()
     assert "--no-classifier" in fails("explain", digit, *where)

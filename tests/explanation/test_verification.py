@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecinn.explanation.correction import TOLERANCE
-from ecinn.explanation.counterfactual import explain
-from ecinn.explanation.result import FARTHEST, Explanation, join
-from ecinn.explanation.verification import (
+from ecinn.explanation.correction import (
     MAX_QUERIES,
-    STRAIGHT,
-    TORN,
-    besides,
+    TOLERANCE,
+    UNDECIDED,
     next_alpha,
     request_margin,
     tie_margin,
 )
+from ecinn.explanation.counterfactual import explain
+from ecinn.explanation.result import FARTHEST, Explanation, join
+from ecinn.explanation.verification import STRAIGHT, besides
 from ecinn.pixels import to_pixels, to_uint8
 
 SHAPE = (1, 4, 4)
@@ -87,7 +86,7 @@ def exact_margin(student: Student, reader: Linear, x: Tensor) -> tuple[Tensor, T
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("confidence", [0.3, 0.7, 0.95])
-def test_alpha_is_where_the_classifier_has_the_confidence_and_is_torn(
+def test_alpha_is_where_the_classifier_has_the_confidence_and_is_undecided(
     seed: int, confidence: float
 ) -> None:
     student, reader, x = draw(seed)
@@ -100,7 +99,7 @@ def test_alpha_is_where_the_classifier_has_the_confidence_and_is_torn(
     share = torch.sigmoid(obtained)
     assert ((share - confidence).abs() < TOLERANCE + 0.02).all(), obtained - wanted
     tie = at_zero + e.alpha_0[:, 0] * slope
-    assert (tie.abs() < TORN + 0.1).all()
+    assert (tie.abs() < UNDECIDED + 0.1).all()
     # The student alone is elsewhere.
     alone = explain(student, student.mu, x, 1, confidence=confidence)
     assert (at_zero + alone.alpha[:, 0] * slope - wanted).abs().max() > 0.3
@@ -197,7 +196,7 @@ def test_what_the_classifier_never_says_is_not_explained_and_counted() -> None:
 
 @pytest.mark.parametrize("tie", [1.2, 2.2, 4.0])
 def test_an_answer_far_outside_explains_nothing(tie: float) -> None:
-    """The classifier is torn at this α, and so is a student that is unsure of its classes."""
+    """The classifier is undecided at this α, and so is a student that is unsure of its classes."""
     student, reader, _ = draw(2)
     student.stretch = 40.0  # so that 8 bits can show what lies far outside
     x = to_pixels(to_uint8(student.decode(student.mu[:1]))).double()

@@ -105,7 +105,7 @@ OwnSource = Annotated[
     ),
 ]
 Correct = Annotated[
-    bool, typer.Option("--correct", help="Correct alpha where the request is missed.")
+    bool, typer.Option("--correct", help="Correct alpha until the stored images are as requested.")
 ]
 Check = Annotated[bool, typer.Option(help="Let the classifier read the stored 8-bit images.")]
 AskClassifier = Annotated[

@@ -35,7 +35,7 @@ class SplitName(StrEnum):
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model's name or path.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N images.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the random targets.")] = 0,
     split: Annotated[SplitName, typer.Option(help="The images to use.")] = SplitName.TEST,
     reliability: Annotated[

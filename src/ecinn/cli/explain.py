@@ -77,7 +77,7 @@ def explain(
     explainer = load(model, device)
     if not classifier and explainer.student is not explainer:
         explainer = explainer.student
-        err.print("the classifier was not asked: this explains its student only")
+        err.print("explaining the student only; its classifier is not queried")
 
     def load_samples() -> "Dataset":
         return load_images(explainer.recipe, "test", celeba, model=model, source=source)

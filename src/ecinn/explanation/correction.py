@@ -1,6 +1,10 @@
-"""Correct α where the stored 8-bit image is not classified as requested."""
+"""Correct α until a reader of the stored 8-bit images answers as requested.
+
+The reader is the model itself, or the classifier that it is a student of (`verification.py`).
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,102 +13,235 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.explanation.protocol import InvertibleClassifier
-from ecinn.explanation.reading import Reading, stored_posterior
+from ecinn.explanation.reading import stored_posterior
+from ecinn.pixels import Images
 
 TOLERANCE = 0.05
 """Largest accepted distance of the stored image's p(q) from the requested confidence."""
-OFFSETS = (0.1, 0.2, 0.3, 0.4, 0.5, -0.1, -0.2, -0.3)
-"""Offsets from α₁ that are tried, in this order, where α₁ does not reach q."""
-MAX_CORRECTIONS = len(OFFSETS)
-MAX_STEP = 0.25
-"""Largest Newton step in α: far out, the posterior is too flat for its slope to be trusted."""
-WAY_BACK = -0.5
-"""Scale of the next step after one that led away from the target."""
-RETURNING, SLOWING = 1.5, 0.8
-"""Growth of the scale while returning helps, and decay otherwise, as rounding is not smooth."""
+MAX_CORRECTIONS = 8
+"""Largest number of corrections of α and α₀ together."""
+RESERVED = 1
+"""Queries that are kept for the tipping point."""
+NEAREST_END = 0.1
+"""Smallest share of a bracket between a new point and its ends."""
+GOLDEN = 0.382
+"""Golden-section ratio: a new point lies this share of an interval away from its better end."""
+STEPS = (0.1, 0.5)
+"""First smallest, and largest step in α beyond the last point, as long as there is no bracket;
+the smallest doubles every time."""
+UNDECIDED = math.log((0.5 + TOLERANCE) / (0.5 - TOLERANCE))
+"""Largest log-odds of q against p at a tipping point: between the two, 45 to 55 %."""
+SEEN = 0.01
+"""Smallest probability of p and q together at a tipping point."""
+FLOOR = 1e-7
+"""Smallest probability of which a logarithm is taken."""
 
 PerPair = Float[Tensor, "batch targets"]
+Answers = Float[Tensor, "pairs classes"]
+Rows = Int[Tensor, " rows"]
+Ask = Callable[[Rows, Float[Tensor, " rows"]], tuple[Images, Answers]]
+"""Decode the points at these α of these lines; return the images and the reader's answers."""
 
 
 @dataclass(frozen=True)
 class Line:
     """The line z + αΔ and the class it leads to."""
 
-    z: Float[Tensor, "batch targets dim"]
-    delta: Float[Tensor, "batch targets dim"]
-    q: Int[Tensor, "batch targets"]
+    z: Float[Tensor, "*batch dim"]
+    delta: Float[Tensor, "*batch dim"]
+    q: Int[Tensor, "*batch"]
+
+    def at(self, rows: Rows, alpha: Float[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        """z + αΔ of these lines."""
+        return equations.corrected_latent(self.z[rows], alpha, self.delta[rows])
+
+    def points(self, alpha: Float[Tensor, "*batch points"]) -> Float[Tensor, "*batch points dim"]:
+        """z + αΔ at several α of every line."""
+        places = (*alpha.shape, -1)
+        z, delta = self.z[..., None, :].expand(places), self.delta[..., None, :].expand(places)
+        return equations.corrected_latent(z, alpha, delta)
+
+    def flat(self) -> "Line":
+        """All lines, one after the other."""
+        return Line(self.z.flatten(0, -2), self.delta.flatten(0, -2), self.q.flatten())
+
+    def unflatten(self, shape: torch.Size) -> "Line":
+        """Undo `flat`."""
+        z, delta = self.z.unflatten(0, shape), self.delta.unflatten(0, shape)
+        return Line(z, delta, self.q.reshape(shape))
 
 
-@dataclass(frozen=True)
-class Ends(Reading):
-    """The counterfactuals at the end of every line, with their posteriors."""
+class Best:
+    """The best point of every line so far, and by how much it misses the request."""
 
-    alpha: PerPair
-    image: Float[Tensor, "batch targets channels height width"]
-    corrections: Int[Tensor, "batch targets"]
+    def __init__(self, original: Answers) -> None:
+        self.answer = original.clone()
+        self.miss = torch.full_like(original[:, 0], math.inf)
+        self.alpha = torch.zeros_like(original[:, 0])
+        self.image = original.new_zeros(0)
+
+    def update(
+        self,
+        rows: Rows,
+        miss: Float[Tensor, " rows"],
+        alpha: Float[Tensor, " rows"],
+        image: Float[Tensor, "rows channels height width"],
+        answer: Float[Tensor, "rows classes"],
+    ) -> None:
+        """Keep these points where they miss by less."""
+        if not len(self.image):  # the first points are on every line
+            self.image = torch.zeros_like(image)
+        better = miss < self.miss[rows]
+        kept = rows[better]
+        self.miss[kept], self.alpha[kept] = miss[better], alpha[better]
+        self.image[kept], self.answer[kept] = image[better], answer[better]
+
+
+class LineSearch:
+    """Search lines z + αΔ together, one query each at a time, for two points.
+
+    First α is corrected until the reader answers q, or gives q the confidence; the queries that
+    are left are spent on the tipping point, at which it is undecided between p and q. Every answer
+    narrows both brackets. Where all points fail, the best of them is kept.
+
+    Args:
+        original: the reader's answers on the images themselves, where α = 0.
+    """
+
+    def __init__(
+        self,
+        original: Answers,
+        p: Int[Tensor, " pairs"],
+        q: Int[Tensor, " pairs"],
+        confidence: float | None,
+    ) -> None:
+        self.p, self.q, self.confidence = p, q, confidence
+        self.alphas = original.new_zeros((len(q), 1))
+        self.answers = original[:, None]
+        self.end, self.tipping_point = Best(original), Best(original)
+        self.asked, self.corrections = torch.zeros_like(q), torch.zeros_like(q)
+        self.stopped = torch.zeros_like(q, dtype=torch.bool)
+
+    def run(
+        self,
+        ask: Ask,
+        queries: int,
+        *,
+        guesses: Float[Tensor, "points pairs"],
+        tipping: bool = True,
+        stop_after: int | None = None,
+    ) -> None:
+        """Ask about points of all lines that are not yet as requested.
+
+        Args:
+            guesses: α of counterfactual and tipping point, which are asked about first.
+            tipping: search for the tipping point too.
+            stop_after: queries after which a line is given up if no answer fulfils the request.
+        """
+        guesses = guesses.clone()
+        for number in range(queries):
+            if number == stop_after:
+                margins = request_margin(self.answers, self.q, self.confidence)
+                self.stopped = ~self._fulfilled & (margins < 0).all(1)
+            last = tipping and number >= queries - RESERVED
+            for_tip = self._fulfilled | last
+            open_tip = (self.tipping_point.miss > UNDECIDED) & tipping
+            rows = torch.where(for_tip, open_tip, ~self._fulfilled) & ~self.stopped
+            rows = rows.nonzero()[:, 0]
+            if not len(rows):
+                break
+            tips = for_tip[rows]
+            guess = guesses[tips.long(), rows]
+            guesses[tips.long(), rows] = math.nan
+            p, q, answers = self.p[rows], self.q[rows], self.answers[rows]
+            margins = torch.where(
+                tips[:, None],
+                tie_margin(answers, p, q),
+                request_margin(answers, q, self.confidence),
+            )
+            alpha = next_alpha(self.alphas[rows], margins, guess)
+            self._add(rows, alpha, *ask(rows, alpha))
+            self.asked[rows] += 1
+            self.corrections[rows] += (alpha != guess).long()
+
+    def _add(
+        self,
+        rows: Rows,
+        alpha: Float[Tensor, " rows"],
+        image: Float[Tensor, "rows channels height width"],
+        answer: Float[Tensor, "rows classes"],
+    ) -> None:
+        """Add a point of each of these lines, which must be all that are still searched."""
+        self.consider(rows, alpha, image, answer)
+        column = self.answers.new_zeros((len(self.q), 1, self.answers.shape[2]))
+        column[rows, 0] = answer
+        self.answers = torch.cat([self.answers, column], 1)
+        self.alphas = torch.cat([self.alphas, self.alphas.new_zeros((len(self.q), 1))], 1)
+        self.alphas[rows, -1] = alpha
+
+    def consider(
+        self,
+        rows: Rows,
+        alpha: Float[Tensor, " rows"],
+        image: Float[Tensor, "rows channels height width"],
+        answer: Float[Tensor, "rows classes"],
+    ) -> None:
+        """Keep these points where they are the best so far."""
+        miss = shortfall(answer, self.q[rows], self.confidence)
+        self.end.update(rows, miss, alpha, image, answer)
+        tie = tie_margin(answer[:, None], self.p[rows], self.q[rows])[:, 0].abs()
+        self.tipping_point.update(rows, tie, alpha, image, answer)
+
+    def replace(self, rows: Rows, better: Bool[Tensor, " rows"], other: "LineSearch") -> None:
+        """Add the queries of another search of these rows; take its result where it is better."""
+        self.asked[rows] += other.asked
+        self.corrections[rows] += 1 + other.corrections
+        for mine, its in ((self.end, other.end), (self.tipping_point, other.tipping_point)):
+            for name in ("miss", "alpha", "image", "answer"):
+                getattr(mine, name)[rows[better]] = getattr(its, name)[better]
+
+    @property
+    def _fulfilled(self) -> Bool[Tensor, " pairs"]:
+        return self.end.miss == 0
 
 
 def correct_alpha(
     classifier: InvertibleClassifier,
     line: Line,
-    ends: Ends,
-    confidence: float | None,
-    reachable: Bool[Tensor, "batch targets"],
-) -> Ends:
-    """Step α where a stored image misses the request, decode again, and keep the best.
+    search: LineSearch,
+    first: tuple[Float[Tensor, "pairs points"], Tensor, Float[Tensor, "pairs points classes"]],
+) -> None:
+    """Search until the model classifies its own stored images as requested.
 
     Every correction costs one decode and one encode, of these images only.
+
+    Args:
+        first: α, images and stored posteriors of the counterfactuals, which are evaluated already,
+            and of the tipping points; without these, no tipping points are searched for.
     """
-    assert ends.stored_posterior is not None
-    mu, tau, q = classifier.mu, classifier.tau, line.q
-    best = {
-        "alpha": ends.alpha.clone(),
-        "image": ends.image.clone(),
-        "posterior": ends.posterior.clone(),
-        "stored_posterior": ends.stored_posterior.clone(),
-        "corrections": ends.corrections.clone(),
-    }
-    best_miss = shortfall(ends.stored_posterior, q, confidence)
-    # The current position of the search, which is usually, but not always, the best so far.
-    at, obtained = ends.alpha.clone(), ends.stored_posterior.clone()
-    scale = torch.ones_like(at)
-    for number in range(MAX_CORRECTIONS):
-        missed = (best_miss > 0) & reachable
-        if not bool(missed.any()):
-            break
-        z, delta, target = line.z[missed], line.delta[missed], q[missed]
-        if confidence is None:
-            tried = ends.alpha[missed] + OFFSETS[number]
-        else:
-            step = newton_step(z, delta, mu, tau, target, at[missed], obtained[missed], confidence)
-            tried = at[missed] + scale[missed] * step
-        z_hat = equations.corrected_latent(z, tried, delta)
-        image = classifier.decode(z_hat)
-        at[missed], obtained[missed] = tried, stored_posterior(classifier, image)
-        miss = shortfall(obtained, q, confidence)
-        best["corrections"][missed] += 1
-        better = missed & (miss < best_miss)
-        kept = better[missed]
-        best["alpha"][better] = at[better]
-        best["image"][better] = image[kept]
-        best["posterior"][better] = equations.log_posterior(z_hat[kept], mu, tau).exp()
-        best["stored_posterior"][better] = obtained[better]
-        # Far out an image may look less like q: go back to the best, and step the other way.
-        q_loses = miss >= 1
-        astray = missed & ((miss > best_miss + 0.01) | (q_loses & ~better))
-        at = torch.where(astray, best["alpha"], at)
-        obtained = torch.where(astray[..., None], best["stored_posterior"], obtained)
-        factor = torch.where(better & (scale < 0), RETURNING, SLOWING)
-        scale = scale * torch.where(astray, WAY_BACK, factor)
-        best_miss = torch.where(better, miss, best_miss)
-    return Ends(**best)
+    alphas, images, answers = first
+
+    def ask(rows: Rows, alpha: Float[Tensor, " rows"]) -> tuple[Images, Answers]:
+        known = alpha[:, None] == alphas[rows]
+        place = known.long().argmax(1)
+        image, answer = images[rows, place], answers[rows, place]
+        new = (~known.any(1)).nonzero()[:, 0]
+        if len(new):
+            image[new] = classifier.decode(line.at(rows[new], alpha[new]))
+            answer[new] = stored_posterior(classifier, image[new])
+        return image, answer
+
+    queries = alphas.shape[1] + MAX_CORRECTIONS
+    search.run(ask, queries, guesses=alphas.T, tipping=alphas.shape[1] > 1)
+    # The search leaves out a first tipping point outside of its bracket, which may be the best.
+    everywhere = torch.arange(len(alphas), device=alphas.device)
+    for place in range(alphas.shape[1]):
+        search.consider(everywhere, alphas[:, place], images[:, place], answers[:, place])
 
 
 def shortfall(
-    obtained: Float[Tensor, "batch targets classes"],
-    q: Int[Tensor, "batch targets"],
-    confidence: float | None,
-) -> PerPair:
+    obtained: Float[Tensor, "*batch classes"], q: Int[Tensor, "*batch"], confidence: float | None
+) -> Float[Tensor, "*batch"]:
     """Distance of the stored image's posterior from the request; 0 if within the tolerance."""
     p_q = obtained.gather(-1, q[..., None]).squeeze(-1)
     behind = obtained.amax(-1) - p_q
@@ -116,22 +253,73 @@ def shortfall(
     return miss if confidence <= 0.5 else miss + (behind > 0)
 
 
-def newton_step(
-    z: Float[Tensor, "pairs dim"],
-    delta: Float[Tensor, "pairs dim"],
-    mu: Float[Tensor, "classes dim"],
-    tau: equations.Tau,
+def request_margin(
+    answers: Float[Tensor, "pairs points classes"],
     q: Int[Tensor, " pairs"],
-    alpha: Float[Tensor, " pairs"],
-    obtained: Float[Tensor, "pairs classes"],
-    confidence: float,
+    confidence: float | None,
+) -> Float[Tensor, "pairs points"]:
+    """logit p(q) − logit c, or without a confidence log p(q) − log p of the best other class."""
+    own = q[:, None, None].expand(*answers.shape[:2], 1)
+    p_q = answers.gather(2, own).squeeze(2)
+    if confidence is None:
+        other = answers.scatter(2, own, -math.inf).amax(2)
+        return _log(p_q) - _log(other)
+    return _log(p_q) - _log(1 - p_q) - math.log(confidence / (1 - confidence))
+
+
+def tie_margin(
+    answers: Float[Tensor, "pairs points classes"],
+    p: Int[Tensor, " pairs"],
+    q: Int[Tensor, " pairs"],
+) -> Float[Tensor, "pairs points"]:
+    """log p(q) − log p(p): 0 where the reader is undecided between the two.
+
+    Where p(p) + p(q) < `SEEN`, other classes win: that is no tie.
+    """
+    pair = torch.stack([p, q], 1)[:, None].expand(*answers.shape[:2], 2)
+    of_p, of_q = answers.gather(2, pair).unbind(2)
+    return torch.where(of_p + of_q >= SEEN, _log(of_q) - _log(of_p), math.log(FLOOR))
+
+
+def next_alpha(
+    alphas: Float[Tensor, "pairs points"],
+    margins: Float[Tensor, "pairs points"],
+    guess: Float[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
-    """(logit c − logit p(q)) / (d logit p(q) / dα), the slope taken in latent space, clamped."""
-    target = q[:, None]
-    logits = tau * equations.linear_logits(equations.corrected_latent(z, alpha, delta), mu)
-    others = logits.scatter(1, target, -math.inf).softmax(1)
-    rise = tau * (delta @ mu.T)
-    slope = rise.gather(1, target).squeeze(1) - (others * rise).sum(1)
-    p_q = obtained.gather(1, target).squeeze(1).clamp(1e-6, 1 - 1e-6)
-    requested = math.log(confidence / (1 - confidence))
-    return ((requested - torch.logit(p_q)) / slope).clamp(-MAX_STEP, MAX_STEP)
+    """Return the next α to ask about, given points in the order in which they were asked.
+
+    Between the first point whose margin is not negative and the last one before it, the margin is
+    interpolated, which finds its zero at once where log-odds are linear in α, as a flow's are.
+    Elsewhere the Illinois rule keeps one end from staying for long: each time that an end stays,
+    its margin counts half. A guess inside the bracket goes first; nan is no guess. Without a
+    bracket, α grows by the step that the slope so far suggests, until the margin falls: then its
+    maximum is enclosed, by the golden section of the longer side.
+    """
+    above = margins >= 0
+    high = torch.where(above, alphas, math.inf).amin(1)
+    low = torch.where(~above & (alphas < high[:, None]), alphas, -math.inf).amax(1)
+    margin_high = torch.where(alphas == high[:, None], margins, -math.inf).amax(1)
+    margin_low = torch.where(alphas == low[:, None], margins, math.inf).amin(1)
+    # How many of the last points lie on the side of the last one, besides itself.
+    stays = (above == above[:, -1:]).flip(1).cumprod(1).sum(1) - 1
+    stale = 0.5**stays
+    margin_high = torch.where(above[:, -1], margin_high, stale * margin_high)
+    margin_low = torch.where(above[:, -1], stale * margin_low, margin_low)
+    share = (margin_low / (margin_low - margin_high)).clamp(NEAREST_END, 1 - NEAREST_END)
+    between = low + share * (high - low)
+    step = (margin_low * low / (margins[:, 0] - margin_low)).nan_to_num(math.inf)
+    smallest = min(STEPS[0] * 2 ** (alphas.shape[1] - 2), STEPS[1])
+    onwards = low + torch.where(step > 0, step, math.inf).clamp(smallest, STEPS[1])
+    best = alphas.gather(1, margins.argmax(1, keepdim=True))
+    left = torch.where(alphas < best, alphas, -math.inf).amax(1)
+    right = torch.where(alphas > best, alphas, math.inf).amin(1)
+    best = best[:, 0]
+    side = torch.where(right - best > best - left, right, left)
+    onwards = torch.where(left.isinf() | right.isinf(), onwards, torch.lerp(best, side, GOLDEN))
+    outside = torch.where(high.isinf(), onwards, high - STEPS[1])
+    proposed = torch.where(high.isinf() | low.isinf(), outside, between)
+    return torch.where((guess > low) & (guess < high), guess, proposed)
+
+
+def _log(probability: Tensor) -> Tensor:
+    return probability.clamp(min=FLOOR).log()

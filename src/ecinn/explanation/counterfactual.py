@@ -11,7 +11,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, PerPair, correct_alpha, shortfall
+from ecinn.explanation.correction import Line, LineSearch, PerPair, correct_alpha, shortfall
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
 from ecinn.explanation.protocol import InvertibleClassifier, Reader
 from ecinn.explanation.reading import Reading, stored_posterior
@@ -161,7 +161,8 @@ def explain(
         confidence: the p(q) of the convincing counterfactual, or "alpha_1", the paper's α₁.
         path: also return the path, at these α, or at this many from x to the counterfactual.
         check: encode the stored 8-bit images once more, so that certificates are about them.
-        correct: correct α where a stored image is not classified as requested; implies `check`.
+        correct: correct α until the stored image is classified as requested, and α₀ until the
+            stored tipping point is a tie; implies `check`.
         ood: flags images that are out of distribution.
         reader: the classifier to explain, if `classifier` is its student: p is what the reader
             says, and α is corrected until it reads the stored images as requested.
@@ -190,66 +191,63 @@ def explain(
     alpha, reachable = alpha_1, torch.ones_like(q, dtype=torch.bool)
     if wanted is not None:
         alpha, reachable = equations.confident_alpha(z_line, delta, mu, tau, q, wanted)
-    line = Line(z_line, delta, q)
-    verified = None
-    if reader is not None:
-        verified = verify(
-            classifier, mu_bar, line, read[explained], alpha_0, alpha, reader, wanted
-        )
-        line = Line(z_line, verified.delta, q)
-        alpha_0, alpha = verified.tipping.alpha, verified.convincing.alpha
+    line, plain = Line(z_line, delta, q), torch.stack([alpha, alpha_0], -1)
     steps = _steps(path, alpha)
-    ends = [] if verified else [alpha_0[..., None], alpha[..., None]]
-    decoded, points = _decode(classifier, z, line, torch.cat([*ends, steps], -1), check=check)
-    passes = 3 if check or verified else 2
-    if verified:
-        # These are the images that were asked about: decoded again, they might differ in a bit.
-        end, tipping = verified.convincing, _Points(verified.tipping.image, verified.tipping)
-    else:
-        tipping, (end_image, end_reading) = points.at(0), points.at(1)
-        end = Ends(
-            end_reading.posterior,
-            end_reading.stored_posterior,
-            alpha=alpha,
-            image=end_image,
-            corrections=torch.zeros_like(q),
-        )
-        points = points.at(slice(2, None))
-    if correct and not verified:
-        end = correct_alpha(classifier, line, end, wanted, reachable)
-        if isinstance(path, int) and bool(end.corrections.any()):
-            # The path ends elsewhere now.
-            steps = _steps(path, end.alpha)
+    passes, search, verified = 3 if check or reader is not None else 2, None, None
+    if reader is not None:
+        original = read[explained].repeat_interleave(q.shape[1], 0)
+        guesses = (alpha_0.flatten(), alpha.flatten())
+        verified = verify(classifier, mu_bar, line.flat(), original, *guesses, reader, wanted)
+        search, line = verified.search, verified.line.unflatten(q.shape)
+        ends = _found(classifier, line, search, own=False)
+        steps = _steps(path, ends.alpha[..., 0])
+        decoded, points = _decode(classifier, z, line, steps, check=check)
+    elif correct:
+        decoded, points = _decode(classifier, z, line, plain, check=True)
+        original = log_posterior.exp().repeat_interleave(q.shape[1], 0)
+        search = LineSearch(original, from_class.flatten(), q.flatten(), wanted)
+        correct_alpha(classifier, line.flat(), search, points.flat())
+        ends = _found(classifier, line, search, own=True)
+        steps = _steps(path, ends.alpha[..., 0])
+        if path is not None:  # it ends at the corrected counterfactual
             _, points = _decode(classifier, z[:0], line, steps, check=True)
             passes += 2
+    else:
+        decoded, points = _decode(classifier, z, line, torch.cat([plain, steps], -1), check=check)
+        ends, points = points.at(slice(2)), points.at(slice(2, None))
+    end, tipping = ends.at(0), ends.at(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
-    answers = (None, None) if verified is None else (verified.tipping_answer, verified.answer)
-    tipping_certificate = _certificate(tipping.image, tipping.reading, q, answers[0])
-    convincing_certificate = _certificate(end.image, end, q, answers[1])
+    answers = (None, None)
+    if verified is not None:
+        found = (verified.search.end, verified.search.tipping_point)
+        answers = tuple(best.answer.unflatten(0, q.shape) for best in found)
+    convincing_certificate = _certificate(end, q, answers[0])
+    tipping_certificate = _certificate(tipping, q, answers[1])
+    # Without correction, p and q tie before rounding.
+    tied = tipping_certificate.verdict if search else tipping.reading.posterior
     return Explanation(
         x=x,
         p=p,
         q=q,
         posterior=log_posterior.exp(),
-        alpha_0=alpha_0,
+        alpha_0=tipping.alpha,
         alpha_1=alpha_1,
         alpha=end.alpha,
         tipping_point=tipping.image,
         convincing=end.image,
         tipping_certificate=tipping_certificate,
         convincing_certificate=convincing_certificate,
-        path=None if path is None else _as_path(points, steps, p, q, names),
-        third_class=_third_class(
-            tipping.reading.posterior if answers[0] is None else answers[0], from_class, q
-        ),
+        path=None if path is None else _as_path(points, p, q, names),
+        third_class=_third_class(tied, from_class, q),
         round_trip_error=(decoded - x).abs().flatten(1).amax(1),
         log_p=log_p,
         out_of_distribution=None if ood is None else ood.flags(z, z - mu_bar[p], log_p),
         confidence=confidence,
         reachable=reachable,
         as_requested=shortfall(convincing_certificate.verdict, q, wanted) == 0,
-        corrections=end.corrections,
+        corrections=torch.zeros_like(q) if search is None else search.corrections.reshape(q.shape),
         passes=passes,
+        corrected=correct,
         class_names=names,
         indices=explained,
         skipped=skipped,
@@ -258,10 +256,10 @@ def explain(
         else Verification(
             reader.name,
             read[explained],
-            verified.uncorrected,
-            queries=verified.queries,
-            tied=verified.tied,
-            instead=verified.instead,
+            verified.uncorrected.unflatten(0, q.shape),
+            queries=verified.search.asked.reshape(q.shape),
+            tied=verified.tied.reshape(q.shape),
+            instead=verified.instead.unflatten(0, q.shape),
         ),
     )
 
@@ -319,6 +317,7 @@ def _steps(path: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
 class _Points(NamedTuple):
     """Decoded points on the lines, and their posteriors."""
 
+    alpha: Float[Tensor, "batch targets *points"]
     image: Float[Tensor, "batch targets *points channels height width"]
     reading: Reading
 
@@ -326,7 +325,14 @@ class _Points(NamedTuple):
         """Select one point of every line, or several."""
         posterior, stored = self.reading.posterior, self.reading.stored_posterior
         stored = None if stored is None else stored[:, :, place]
-        return _Points(self.image[:, :, place], Reading(posterior[:, :, place], stored))
+        reading = Reading(posterior[:, :, place], stored)
+        return _Points(self.alpha[:, :, place], self.image[:, :, place], reading)
+
+    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """α, images and stored posteriors of every line, one line after the other."""
+        stored = self.reading.stored_posterior
+        assert stored is not None
+        return self.alpha.flatten(0, 1), self.image.flatten(0, 1), stored.flatten(0, 1)
 
 
 def _decode(
@@ -338,10 +344,7 @@ def _decode(
     check: bool,
 ) -> tuple[Tensor, _Points]:
     """Decode z and all points z + αΔ in one call, and check what would be stored in another."""
-    places = (*alpha.shape, -1)
-    z_hat = equations.corrected_latent(
-        line.z[:, :, None].expand(places), alpha, line.delta[:, :, None].expand(places)
-    )
+    z_hat = line.points(alpha)
     decoded = classifier.decode(torch.cat([z, z_hat.flatten(0, 2)]))
     x_hat = decoded[len(z) :]
     posterior = equations.log_posterior(z_hat, classifier.mu, classifier.tau).exp()
@@ -349,16 +352,35 @@ def _decode(
     if check and len(x_hat):
         stored = stored_posterior(classifier, x_hat).reshape(posterior.shape)
     image = x_hat.reshape(*alpha.shape, *x_hat.shape[1:])
-    return decoded[: len(z)], _Points(image, Reading(posterior, stored))
+    return decoded[: len(z)], _Points(alpha, image, Reading(posterior, stored))
+
+
+def _found(
+    classifier: InvertibleClassifier, line: Line, search: LineSearch, *, own: bool
+) -> _Points:
+    """Counterfactuals and tipping points that a search found, as they were asked about.
+
+    Args:
+        own: the answers are the model's own; else its posteriors are evaluated.
+    """
+    best, shape = (search.end, search.tipping_point), line.q.shape
+    alpha, image, stored = (
+        torch.stack([getattr(each, name).unflatten(0, shape) for each in best], 2)
+        for name in ("alpha", "image", "answer")
+    )
+    if not own:
+        stored = stored_posterior(classifier, image.flatten(0, 2)).reshape(stored.shape)
+    posterior = equations.log_posterior(line.points(alpha), classifier.mu, classifier.tau).exp()
+    return _Points(alpha, image, Reading(posterior, stored))
 
 
 def _certificate(
-    image: Tensor, reading: Reading, q: Int[Tensor, "batch targets"], answer: Tensor | None
+    points: _Points, q: Int[Tensor, "batch targets"], answer: Tensor | None
 ) -> Certificate:
     return Certificate(
-        reading.posterior,
-        reading.stored_posterior,
-        clamped=clamped_share(image),
+        points.reading.posterior,
+        points.reading.stored_posterior,
+        clamped=clamped_share(points.image),
         q=q,
         answer=answer,
     )
@@ -366,14 +388,13 @@ def _certificate(
 
 def _as_path(
     points: _Points,
-    alphas: PerPairSteps,
     p: Int[Tensor, " batch"],
     q: Int[Tensor, "batch targets"],
     names: tuple[str, ...],
 ) -> CounterfactualPath:
     posterior, stored = points.reading.posterior, points.reading.stored_posterior
     return CounterfactualPath(
-        posterior, stored, alphas=alphas, images=points.image, p=p, q=q, class_names=names
+        posterior, stored, alphas=points.alpha, images=points.image, p=p, q=q, class_names=names
     )
 
 

@@ -43,7 +43,7 @@ _READINGS: dict[str, type[Certificate | CounterfactualPath | Verification]] = {
 def to_dict(e: Explanation) -> dict[str, Any]:
     """Every number of an explanation as plain Python values.
 
-    What another classifier was asked stands beside what the model says, if it was asked.
+    Includes the queries and answers of the explained classifier, if there are any.
     """
     asked = {} if e.verification is None else {"classifier": _asked(e, e.verification)}
     return {

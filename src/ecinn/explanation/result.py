@@ -93,8 +93,8 @@ class Verification:
     queries: Int[Tensor, "batch targets"]
     """Pictures that it was asked about, besides the input."""
     tied: Bool[Tensor, "batch targets"]
-    """True where it is torn between p and q at the tipping point. Elsewhere the tipping point is
-    the picture nearest to a tie, of those that it was asked about."""
+    """True where it is undecided between p and q at the tipping point. Elsewhere the tipping point
+    is the picture nearest to a tie, of those that it was asked about."""
     instead: Float[Tensor, "batch targets classes"]
     """Probabilities of the classes that it saw instead of q, where the direction is bent away from
     them (`equations.bent_direction`). All 0 where the direction is Δ."""
@@ -129,10 +129,13 @@ class Explanation:
     posterior: Float[Tensor, "batch classes"]
     """p(y|x) of the input."""
     alpha_0: PerPair
+    """α of the tipping point: where p and q tie before rounding to 8 bits or, if corrected, where
+    the stored image is nearest to a tie."""
     alpha_1: PerPair
     """The paper's 4/5 + α₀/2."""
     alpha: PerPair
-    """α of the convincing counterfactual: α₁, or the α that gives the requested confidence."""
+    """α of the convincing counterfactual: α₁, or the α that gives the requested confidence, or the
+    corrected one."""
     tipping_point: PerPairImages
     convincing: PerPairImages
     tipping_certificate: Certificate
@@ -153,7 +156,7 @@ class Explanation:
     """True where the verdict fulfils the request: q wins, and its probability is within 0.05 of
     the requested confidence, if one is requested (then q need not win at one half or less)."""
     corrections: Int[Tensor, "batch targets"]
-    """Number of times α was corrected."""
+    """Number of times α or α₀ was corrected."""
     path: CounterfactualPath | None
     """The path from x to the counterfactual, if requested."""
     passes: int
@@ -174,6 +177,8 @@ class Explanation:
     verification: Verification | None = None
     """The answers of the classifier that the model is a student of, if it was asked. Then p,
     verdicts, α₀ and `as_requested` are about that classifier, and not about the student."""
+    corrected: bool = False
+    """True if α and α₀ were corrected wherever a stored image was not as requested."""
     planted: bool = False
     """True if a mark planted in the picture is the class, as FakeMNIST's dot is: its classes are
     labels, not what the picture shows, and a change of 1 is the natural scale of heatmaps."""
@@ -187,8 +192,8 @@ class Explanation:
     def explained(self) -> Bool[Tensor, "batch targets"] | None:
         """True where the classifier reads the stored image as requested; None: not asked.
 
-        Only up to α = `FARTHEST`: a student without a clue is never sure of q and goes far beyond
-        all classes, where a classifier may say anything, q included.
+        Only up to α = `FARTHEST`: a student that learned nothing is never sure of q and goes far
+        beyond all classes, where a classifier may say anything, q included.
         """
         return None if self.verification is None else self.as_requested & (self.alpha <= FARTHEST)
 

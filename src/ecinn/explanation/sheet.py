@@ -44,12 +44,14 @@ def _reader(e: Explanation) -> str:
 
 
 def _tie(e: Explanation) -> str:
-    """Say who is torn, and what the percentages below the pictures are about."""
+    """Describe the tie, and what the percentages below the pictures are about."""
     if e.verification is not None:
         return "nearest to a tie\nfor the classifier"
     if e.tipping_certificate.stored_posterior is None:
         return "both classes tie"
-    return "as stored; a tie\nonly before rounding"
+    return (
+        "as stored; nearest\nto a tie" if e.corrected else "as stored; a tie\nonly before rounding"
+    )
 
 
 def drawn_request(words: str, *, break_line: bool = False) -> str:

@@ -115,7 +115,9 @@ class ExplainRequest(Strict):
     targets: Targets = None
     confidence: Confidence = None
     correct: bool = Field(
-        default=False, description="Correct α where the stored image is not as requested."
+        default=False,
+        description="Correct α until the stored image is as requested, and α₀ until the stored "
+        "tipping point is a tie.",
     )
     path: Path = None
 
@@ -238,8 +240,8 @@ class TargetAnswer(BaseModel):
 
     target: str
     alpha_0: float = Field(
-        description="α at which the two classes are equally likely before rounding to 8 bits; "
-        "`tipping_point.stored_posterior` is about the picture."
+        description="α at which the two classes are equally likely before rounding to 8 bits, or "
+        "the corrected one; `tipping_point.stored_posterior` is about the picture."
     )
     alpha_1: float = Field(description="The paper's convincing α, 4/5 + α₀/2.")
     alpha: float = Field(
@@ -256,7 +258,8 @@ class TargetAnswer(BaseModel):
     )
     tied: bool | None = Field(
         default=None,
-        description="True if the classifier is torn between the two classes at the tipping point.",
+        description="True if the classifier is undecided between the two classes at the tipping "
+        "point.",
     )
     bent: bool | None = Field(
         default=None,
@@ -266,8 +269,8 @@ class TargetAnswer(BaseModel):
         default=None,
         description="Pictures that the classifier was asked about, besides the input.",
     )
-    corrections: int
-    passes: int = Field(description="Network evaluations.")
+    corrections: int = Field(description="Number of corrections of α and α₀.")
+    passes: int = Field(description="Calls of the network, with corrections.")
     third_class: str | None = Field(
         description="The class that wins at the tipping point if it is neither of the two."
     )
@@ -316,7 +319,7 @@ class ExplainAnswer(BaseModel):
     requested: str = Field(
         description="The confidence in words.", examples=["99 % requested (this model's default)"]
     )
-    passes: int = Field(description="Network evaluations, without corrections.")
+    passes: int = Field(description="Calls of the network on the batch, without corrections.")
     images: list[ImageAnswer]
     failures: list[Failure]
 

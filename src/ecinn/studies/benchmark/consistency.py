@@ -11,7 +11,7 @@ from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Ends, Line, correct_alpha
+from ecinn.explanation.correction import Line, LineSearch, correct_alpha
 from ecinn.explanation.reading import stored_posterior
 from ecinn.metrics.counterfactuals import (
     ConfidenceConsistency,
@@ -132,29 +132,22 @@ def _confidences(
     model: Model, images: StoredImages, p: Labels, q: Labels, asked: Sequence[float]
 ) -> tuple[PerLevel, ...]:
     """p(p) of the stored images, plain and corrected, with corrections and reachability."""
-    p, q = p[:, None].to(model.device), q[:, None].to(model.device)
-    z = model.encode_with_log_det(model.pixels(images))[0][:, None]
+    p, q = p.to(model.device), q.to(model.device)
+    z = model.encode_with_log_det(model.pixels(images))[0]
     delta = equations.latent_direction(model.mu_bar, p, q)
-
-    def of_p(posterior: Float[Tensor, "batch 1 classes"]) -> Float[Tensor, "batch 1"]:
-        return posterior.gather(2, p[..., None])[:, 0]
-
+    original = equations.log_posterior(z, model.mu, model.tau).exp()
     columns: list[tuple[Tensor, ...]] = []
     for level in asked:
         alpha, reachable = equations.departing_alpha(z, delta, model.mu, model.tau, p, level)
-        moved = equations.corrected_latent(z, alpha, delta)
-        image = model.decode(moved[:, 0])
-        stored = stored_posterior(model, image)[:, None]
-        posterior = equations.log_posterior(moved, model.mu, model.tau).exp()
+        image = model.decode(equations.corrected_latent(z, alpha, delta))
+        stored = stored_posterior(model, image)
         # The same line, walked backwards, leads to p.
-        none = torch.zeros_like(p)
-        ends = Ends(posterior, stored, alpha=-alpha, image=image[:, None], corrections=none)
-        better = correct_alpha(model, Line(z, -delta, p), ends, level, reachable)
-        assert better.stored_posterior is not None
-        columns.append(
-            (of_p(stored), of_p(better.stored_posterior), better.corrections, reachable)
-        )
-    return tuple(torch.cat(parts, 1).double().cpu() for parts in zip(*columns, strict=True))
+        search = LineSearch(original, q, p, level)
+        first = (-alpha[:, None], image[:, None], stored[:, None])
+        correct_alpha(model, Line(z, -delta, p), search, first)
+        obtained = (each.gather(1, p[:, None])[:, 0] for each in (stored, search.end.answer))
+        columns.append((*obtained, search.corrections, reachable))
+    return tuple(torch.stack(parts, 1).double().cpu() for parts in zip(*columns, strict=True))
 
 
 def consistency_tables(result: Consistency) -> tuple[Table, ...]:

@@ -108,10 +108,10 @@ async function endsOf(network, { z, p }, targets, confidence, correct, wanted) {
   const ends = [];
   for (const [row, { line, q, reachable }] of asked.entries()) {
     const again = async (alpha) => (await evaluate(network, [{ line, alpha }], wanted))[0];
-    const first = { ...found[2 * row + 1], corrections: 0 };
-    const corrects = correct && reachable;
-    const end = corrects ? await correctAlpha(line, first, confidence, again) : first;
-    ends.push({ line, q, reachable, tipping: found[2 * row], end });
+    const first = { tipping: found[2 * row], end: found[2 * row + 1], corrections: 0 };
+    const original = { alpha: 0, stored: network.classes.posterior(z) };
+    const both = correct ? await correctAlpha(line, original, first, confidence, again) : first;
+    ends.push({ line, q, reachable, ...both });
   }
   return ends;
 }
@@ -172,8 +172,8 @@ export async function explain(network, body, wanted) {
   const { caution } = reading.answer;
   const answers = [];
   for (const each of ends) {
-    const { line, q, reachable, tipping, end } = each;
-    const third = thirdOf(tipping.posterior, reading.p, q);
+    const { line, q, reachable, tipping, end, corrections } = each;
+    const third = thirdOf(body.correct ? tipping.stored : tipping.posterior, reading.p, q);
     const asRequested = shortfall(end.stored, q, confidence) === 0;
     answers.push({
       target: about.classes[q],
@@ -183,7 +183,7 @@ export async function explain(network, body, wanted) {
       reachable,
       highest: reachable ? null : end.posterior[q],
       as_requested: asRequested,
-      corrections: end.corrections,
+      corrections,
       third_class: third === null ? null : about.classes[third],
       tipping_point: await certificate(network, tipping, q),
       convincing: await certificate(network, end, q),

@@ -3,13 +3,16 @@
 
 const FARTHEST_ALPHA = 100;
 const ROUNDS = 70;
-/** Of a correction; see correction.py. */
+/** Of corrections; see correction.py. */
 const TOLERANCE = 0.05;
-const OFFSETS = [0.1, 0.2, 0.3, 0.4, 0.5, -0.1, -0.2, -0.3];
-const MAX_STEP = 0.25;
-const WAY_BACK = -0.5;
-const RETURNING = 1.5;
-const SLOWING = 0.8;
+const MAX_CORRECTIONS = 8;
+const RESERVED = 1;
+const NEAREST_END = 0.1;
+const GOLDEN = 0.382;
+const STEPS = [0.1, 0.5];
+const UNDECIDED = Math.log((0.5 + TOLERANCE) / (0.5 - TOLERANCE));
+const SEEN = 0.01;
+const FLOOR = 1e-7;
 
 const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
 
@@ -75,6 +78,7 @@ export class Line {
   constructor(classes, z, p, q) {
     this.classes = classes;
     this.z = z;
+    this.p = p;
     this.q = q;
     this.delta = classes.muBar[q].map((value, at) => value - classes.muBar[p][at]);
     this.start = classes.logits(z);
@@ -116,18 +120,6 @@ export class Line {
     const alpha = bisect((each) => logPosterior(each) < least, -FARTHEST_ALPHA, highest);
     return { alpha, reachable: true };
   }
-
-  /** (logit c − logit p(q)) / (d logit p(q) / dα), the slope taken in latent space, clamped. */
-  newtonStep(alpha, obtained, confidence) {
-    const { tau } = this.classes;
-    const logits = this.start.map((start, label) => tau * (start + alpha * this.slope[label]));
-    const others = softmax(logits.map((logit, label) => (label === this.q ? -Infinity : logit)));
-    const slope = tau * (this.slope[this.q] - dot(others, this.slope));
-    const share = Math.min(Math.max(obtained[this.q], 1e-6), 1 - 1e-6);
-    const logit = (probability) => Math.log(probability / (1 - probability));
-    const step = (logit(confidence) - logit(share)) / slope;
-    return Math.min(Math.max(step, -MAX_STEP), MAX_STEP);
-  }
 }
 
 /**
@@ -142,30 +134,94 @@ export function shortfall(obtained, q, confidence) {
   return confidence <= 0.5 ? miss : miss + (behind > 0 ? 1 : 0);
 }
 
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+const log = (probability) => Math.log(Math.max(probability, FLOOR));
+
+/** logit p(q) − logit c, or without a confidence log p(q) − log p of the best other class. */
+function requestMargin(stored, q, confidence) {
+  if (confidence !== null) return log(stored[q]) - log(1 - stored[q]) - Math.log(confidence / (1 - confidence));
+  return log(stored[q]) - log(Math.max(...stored.filter((_, label) => label !== q)));
+}
+
+/** log p(q) − log p(p); very low where neither is seen. */
+function tieMargin(stored, p, q) {
+  return stored[p] + stored[q] >= SEEN ? log(stored[q]) - log(stored[p]) : Math.log(FLOOR);
+}
+
+/** The next α to ask about, given α and margins in the order in which they were asked. */
+function nextAlpha(points, guess) {
+  const above = points.filter(({ margin }) => margin >= 0);
+  const high = Math.min(...above.map(({ alpha }) => alpha));
+  const below = points.filter(({ alpha, margin }) => margin < 0 && alpha < high);
+  const low = Math.max(...below.map(({ alpha }) => alpha));
+  if (guess !== null && low < guess && guess < high) return guess;
+  if (high === Infinity) return beyond(points, low);
+  if (low === -Infinity) return high - STEPS[1];
+  const marginAt = (place) => points.find(({ alpha }) => alpha === place).margin;
+  const side = ({ margin }) => margin >= 0;
+  const last = side(points.at(-1));
+  let stays = points.length - 1;
+  while (stays > 0 && points.slice(-1 - stays).some((point) => side(point) !== last)) stays -= 1;
+  const stale = 0.5 ** stays;
+  const [lower, upper] = [marginAt(low) * (last ? stale : 1), marginAt(high) * (last ? 1 : stale)];
+  return low + clamp(lower / (lower - upper), NEAREST_END, 1 - NEAREST_END) * (high - low);
+}
+
+/** Without a point that is high enough: further on or, once the margin falls, about its maximum. */
+function beyond(points, low) {
+  const best = points.reduce((so, point) => (point.margin > so.margin ? point : so)).alpha;
+  const left = Math.max(...points.map(({ alpha }) => alpha).filter((alpha) => alpha < best));
+  const right = Math.min(...points.map(({ alpha }) => alpha).filter((alpha) => alpha > best));
+  if (Number.isFinite(left) && Number.isFinite(right)) {
+    const side = right - best > best - left ? right : left;
+    return best + GOLDEN * (side - best);
+  }
+  const { margin } = points.find(({ alpha }) => alpha === low);
+  const step = (margin * low) / (points[0].margin - margin);
+  const smallest = Math.min(STEPS[0] * 2 ** (points.length - 2), STEPS[1]);
+  return low + (step > 0 ? clamp(step, smallest, STEPS[1]) : STEPS[1]);
+}
+
 /**
- * Steps α where the stored image misses the request, and keeps the best.
+ * Corrects counterfactual and tipping point until their stored images are as requested, or keeps
+ * the best: `LineSearch` of correction.py, for one line.
  * @param {Line} line
+ * @param {{alpha: number, stored: number[]}} original the image itself
  * @param {{alpha: number, stored: number[]}} end
+ * @param {{alpha: number, stored: number[]}} tipping
  * @param {(alpha: number) => Promise<{alpha: number, stored: number[]}>} evaluate decodes and reads
  */
-export async function correctAlpha(line, end, confidence, evaluate) {
-  let best = end;
-  let bestMiss = shortfall(end.stored, line.q, confidence);
-  let at = end;
-  let scale = 1;
+export async function correctAlpha(line, original, { end, tipping }, confidence, evaluate) {
+  const { p, q } = line;
+  const goals = {
+    end: {
+      margin: ({ stored }) => requestMargin(stored, q, confidence),
+      miss: ({ stored }) => shortfall(stored, q, confidence),
+      accepted: 0,
+      first: end,
+    },
+    tipping: {
+      margin: ({ stored }) => tieMargin(stored, p, q),
+      miss: ({ stored }) => Math.abs(tieMargin(stored, p, q)),
+      accepted: UNDECIDED,
+      first: tipping,
+    },
+  };
+  const asked = [original];
+  const best = ({ miss }, points) => points.reduce((so, point) => (miss(point) < miss(so) ? point : so));
+  const reached = (goal) => asked.slice(1).some((point) => goal.miss(point) <= goal.accepted);
+  const untried = new Set(Object.values(goals));
   let corrections = 0;
-  for (const offset of OFFSETS) {
-    if (bestMiss <= 0) break;
-    const step = confidence === null ? 0 : scale * line.newtonStep(at.alpha, at.stored, confidence);
-    at = await evaluate(confidence === null ? end.alpha + offset : at.alpha + step);
-    const miss = shortfall(at.stored, line.q, confidence);
-    corrections += 1;
-    const better = miss < bestMiss;
-    const astray = miss > bestMiss + 0.01 || (miss >= 1 && !better);
-    if (better) best = at;
-    if (astray) at = best;
-    scale *= astray ? WAY_BACK : better && scale < 0 ? RETURNING : SLOWING;
-    bestMiss = Math.min(miss, bestMiss);
+  for (let number = 0; number < 2 + MAX_CORRECTIONS; number += 1) {
+    const last = number >= 2 + MAX_CORRECTIONS - RESERVED;
+    const goal = last || reached(goals.end) ? goals.tipping : goals.end;
+    if (reached(goal)) break;
+    const points = asked.map((point) => ({ alpha: point.alpha, margin: goal.margin(point) }));
+    const guess = untried.delete(goal) ? goal.first.alpha : null;
+    const alpha = nextAlpha(points, guess);
+    corrections += alpha === guess ? 0 : 1;
+    asked.push(alpha === guess ? goal.first : await evaluate(alpha));
   }
-  return { ...best, corrections };
+  const found = [...asked.slice(1), end, tipping];
+  return { end: best(goals.end, found), tipping: best(goals.tipping, found), corrections };
 }
