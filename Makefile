@@ -35,7 +35,7 @@ help:
 	@echo "make clean      remove the virtual environment, caches and build outputs"
 
 demo: $(VENV)/.demo
-	@$(BIN)/ecinn explain --sample 90 --target all --model mnist --out demo
+	@$(BIN)/ecinn explain --sample 90 --target all --model mnist --correct --out demo
 	@echo "Open demo/sample-90-explanation.png"
 
 test: check

@@ -263,7 +263,7 @@ def test_a_missed_target_suggests_the_correction_once(
     describe(report, "alpha_1")
     printed = capsys.readouterr().out
     assert ("try --correct" in printed) == (corrections == 0)
-    assert ("alpha corrected 8 times" in printed) == (corrections == 8)
+    assert ("corrections: 8" in printed) == (corrections == 8)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])

@@ -211,7 +211,7 @@ def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str = "")
         elif not target["as_requested"] and target["reachable"] and not target["corrections"]:
             verdict += "; try --correct"
         if target["corrections"] and not asked:
-            verdict += f"; alpha corrected {target['corrections']} times"
+            verdict += f"; corrections: {target['corrections']}"
         colour = "green" if target["as_requested"] else "yellow"
         out.print(f"  to {prefix}{plain(target['target'])}:  [{colour}]{plain(verdict)}[/]")
         tipping = target["tipping_point"]
