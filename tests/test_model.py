@@ -219,6 +219,40 @@ def test_large_batches_are_explained_in_parts_with_progress(mnist, digits, monke
     torch.testing.assert_close(e.convincing[-1:], alone.convincing, atol=1e-5, rtol=1e-5)
 
 
+def test_no_image_of_a_large_batch_is_left_out_unmentioned(mnist, digits, monkeypatch) -> None:
+    """A part whose images are all predicted as the target, and a target that does not exist."""
+    monkeypatch.setattr("ecinn.model.BATCH_SIZE", 2)
+    digits = digits[0][:20]
+    p = mnist.predict(digits).argmax(1)
+    label = int(p.mode().values)
+    order = (p != label).long().argsort(stable=True)
+    first = int((p == label).sum()) // 2 * 2
+    assert first >= 2
+    e = mnist.explain(digits[order], label, check=False)
+    left_out = [skipped.index for skipped in e.skipped]
+    assert left_out == list(range(int((p == label).sum())))
+    assert e.indices.tolist() == [i for i in range(20) if i not in left_out]
+    assert all(f"already predicted as {label}" in skipped.reason for skipped in e.skipped)
+    every = ((p + 1) % 10)[:, None].clone()
+    every[17] = 12
+    with pytest.raises(InputError, match="target 12 is out of range"):
+        mnist.explain(digits, every, check=False)
+    with pytest.raises(InputError, match="every image is already predicted as a target"):
+        mnist.explain(digits[order][:first], label)
+
+
+def test_numbers_may_be_tensors_and_arrays_without_dimensions(mnist, digits) -> None:
+    three = digits[0][:1]
+    target = (int(mnist.predict(three).argmax()) + 1) % 10
+    expected = mnist.explain(three, target, confidence=0.9, path=3)
+    for q, confidence, path in (
+        (torch.tensor(target), torch.tensor(0.9, dtype=torch.float64), np.int64(3)),
+        (np.array(target), np.float64(0.9), torch.tensor(3)),
+        ([torch.tensor(target)], np.float64(0.9), 3),
+    ):
+        assert mnist.explain(three, q, confidence=confidence, path=path) == expected
+
+
 def test_files_keep_their_paths_and_remarks(mnist, digits, tmp_path) -> None:
     for number in (1, 0):
         light = Image.fromarray(255 - digits[0][number][0].numpy())

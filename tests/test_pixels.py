@@ -33,6 +33,25 @@ def test_noise_has_the_deviation_asked_for(generator: torch.Generator) -> None:
     assert abs(spread - (0.05**2 + 1 / 12 / 256**2) ** 0.5) < 0.001
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_images_divided_by_255_are_the_8_bit_images_that_they_were(dtype) -> None:
+    """Others stay as they are: middles of bins, counterfactuals, noise."""
+    images = ALL.reshape(4, 1, 8, 8)
+    given = images.to(dtype) / 255
+    assert torch.equal(pixels_of(given, (1, 8, 8)), to_pixels(images))
+    assert torch.equal(pixels_of(given.numpy(), (1, 8, 8)), to_pixels(images))
+    mixed = given.clone()
+    mixed[1, 0, 3, 5] += 0.002
+    read = pixels_of(mixed, (1, 8, 8))
+    assert torch.equal(read[[0, 2, 3]], to_pixels(images)[[0, 2, 3]])
+    assert torch.equal(read[1], mixed[1].float())
+    middles = to_pixels(images).to(dtype)
+    assert torch.equal(pixels_of(middles, (1, 8, 8)), middles.float())
+    outside = given + 0.2
+    outside[:, 0, 0, 0] = 261 / 255  # a multiple that no 8-bit image has
+    assert torch.equal(pixels_of(outside, (1, 8, 8)), outside.float())
+
+
 def test_what_lies_outside_is_clamped_and_counted() -> None:
     pixels = torch.tensor([[-0.1, 0.0, 0.5, 1.0, 1.2, 3.0, 0.2, 0.3]]).reshape(1, 2, 2, 2)
     assert to_uint8(pixels).flatten().tolist() == [0, 0, 128, 255, 255, 255, 51, 76]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -21,16 +21,19 @@ from ecinn.classifier.pretrained import download, is_repository, save_pretrained
 from ecinn.classifier.recipes import Recipe
 from ecinn.data.photographs import Photograph, image_files, read_photograph
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import Targets, explain
+from ecinn.explanation.counterfactual import checked_confidence, explain
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
+from ecinn.explanation.targets import AlreadyPredictedError, Targets, number
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, pixels_of, to_pixels, to_uint8
 from ecinn.progress import Observer, Progress, ignore
 
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path | bytes | io.IOBase
-TargetsLike = Targets | str | Sequence[int | str] | np.ndarray | np.integer
+Number = np.integer | np.floating | Int[Tensor, ""] | Float[Tensor, ""]
+"""A number of NumPy or torch."""
+TargetsLike = Targets | str | Sequence[int | str | Number] | np.ndarray | Number
 
 BATCH_SIZE = 128
 """Images that are explained at once."""
@@ -131,10 +134,10 @@ class Model:
         """What `explain` requests by default: its recipe's confidence, or "alpha_1"."""
         return self.recipe.default_confidence or ALPHA_1
 
-    def request(self, confidence: Confidence | None) -> tuple[Confidence, bool]:
+    def request(self, confidence: Confidence | Number | None) -> tuple[Confidence, bool]:
         """Return the confidence, for None the default, and whether that is the model's own."""
         if confidence is not None:
-            return confidence, False
+            return checked_confidence(confidence), False
         return self.default_confidence, self.default_confidence != ALPHA_1
 
     def fuse(self) -> GenerativeClassifier:
@@ -155,13 +158,15 @@ class Model:
 
     def decode(self, z: Tensor) -> Tensor:
         """x = f⁻¹(z), as pixels of [0, 1]; `ecinn.pixels.to_uint8` makes 8-bit images of them."""
-        if z.ndim != 2 or z.shape[1] != self.mu_bar.shape[1]:
+        dim = self.mu_bar.shape[1]
+        if not isinstance(z, Tensor) or z.ndim != 2 or z.shape[1] != dim:
+            given = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise InputError(
-                f"latents are of shape (n, {self.mu_bar.shape[1]}), not {tuple(z.shape)}: "
-                "take those that `encode` returns"
+                f"latents are a tensor of shape (n, {dim}), not {given}: take those that `encode` "
+                "returns"
             )
         with exact_convolutions():
-            return self._network.decode(z)
+            return self._network.decode(z.to(self.mu_bar))
 
     @torch.inference_mode()
     def encode(self, images: ImagesLike) -> Float[Tensor, "batch dim"]:
@@ -180,8 +185,8 @@ class Model:
         images: ImagesLike,
         target: TargetsLike = "all",
         *,
-        confidence: Confidence | None = None,
-        path: int | Sequence[float] | None = None,
+        confidence: Confidence | Number | None = None,
+        path: int | Number | Sequence[float] | None = None,
         check: bool = True,
         correct: bool = False,
         observe: Observer = ignore,
@@ -198,15 +203,15 @@ class Model:
                 α₁; None for the model's default, `default_confidence`.
             path: also return the path, at these α, or at this many from x to the counterfactual.
             check: let the classifier read the stored 8-bit images: one more evaluation.
-            correct: correct α where the stored image is not classified as requested: two more
-                evaluations each time.
+            correct: correct α until the stored image is classified as requested, and α₀ until
+                the stored tipping point is a tie: two more evaluations each time.
             observe: is told how many images are done.
         """
         confidence, by_default = self.request(confidence)
         given = self.read(images)
         targets = self.targets(target)
         parts: list[Explanation] = []
-        failure: InputError | None = None
+        failure: AlreadyPredictedError | None = None
         skipped = []
         total = len(given.pixels)
         for start in range(0, total, BATCH_SIZE):
@@ -218,20 +223,18 @@ class Model:
                     given.pixels[rows],
                     _targets_of(targets, rows, total),
                     confidence=confidence,
-                    path=path,
+                    path=number(path),
                     check=check,
                     correct=correct,
                     ood=self.ood,
                     class_names=self.class_names,
                     reader=self.reader,
                 )
-            except InputError as error:
-                if total <= BATCH_SIZE:
-                    raise
-                failure = error
-                continue
-            parts.append(dataclasses.replace(part, indices=part.indices + start))
-            skipped += [dataclasses.replace(s, index=s.index + start) for s in part.skipped]
+                parts.append(dataclasses.replace(part, indices=part.indices + start))
+                left_out = part.skipped
+            except AlreadyPredictedError as error:
+                failure, left_out = error, error.skipped
+            skipped += [dataclasses.replace(s, index=s.index + start) for s in left_out]
             if total > BATCH_SIZE:
                 observe(Progress("explaining", rows.stop, total))
         if not parts:
@@ -311,6 +314,7 @@ class Model:
 
     def targets(self, target: TargetsLike) -> Any:  # noqa: ANN401
         """Turn class names, and numbers in text, into class numbers."""
+        target = number(target)
         if isinstance(target, str):
             return "all" if target == "all" else self._class_number(target)
         if isinstance(target, np.ndarray) and target.dtype.kind in "iu":
@@ -319,16 +323,16 @@ class Model:
             return target.to(self.device)
         if isinstance(target, int | np.integer):
             return int(target)
-        if isinstance(target, Iterable):
-            listed = list(target)
+        if isinstance(target, Iterable) and not isinstance(target, bytes):
+            listed = [number(each) for each in target]
             if any(isinstance(each, str) for each in listed):
                 return [self._class_number(each) for each in listed]
             return listed
         raise InputError(f"a target is a class, several classes or 'all', not {target!r}")
 
     def _class_number(self, name: Any) -> int:  # noqa: ANN401
-        if isinstance(name, int | np.integer):
-            return int(name)
+        if isinstance(name, int):
+            return name
         if name not in self.class_names:
             if re.fullmatch(r"[+-]?\d{1,9}", str(name)):
                 return int(name)
@@ -381,7 +385,7 @@ class Model:
         return read_photograph(image, shape, digit=digit, crop=crop, framing=framing)
 
 
-def _targets_of(targets: Targets, rows: slice, total: int) -> Any:  # noqa: ANN401
+def _targets_of(targets: Any, rows: slice, total: int) -> Any:  # noqa: ANN401
     """The targets of some of the images, where every image has its own."""
     if isinstance(targets, Tensor) and targets.ndim == 2 and len(targets) == total:
         return targets[rows]

@@ -13,6 +13,8 @@ StoredImages = UInt8[Tensor, "batch channels height width"]
 """8-bit images, as files hold them."""
 BEYOND = (-0.5, 1.5)
 """Range of float pixels that are read: counterfactuals before rounding may leave [0, 1]."""
+K_255 = 1e-3
+"""Largest rounding error of 255 x where x = k/255."""
 Labels = Int[Tensor, " batch"]
 """A class for every image."""
 
@@ -46,8 +48,18 @@ def dequantise(
     return pixels
 
 
+def _in_bins(images: Float[Tensor, "batch channels height width"]) -> Images:
+    """Take float images of which every value is k/255 for 8-bit images."""
+    levels = (255 * images).round().clamp(0, 255)
+    stored = ((255 * images - levels).abs() < K_255).flatten(1).all(1)
+    middle = to_pixels(levels.to(torch.uint8))
+    return torch.where(stored[:, None, None, None], middle, images.float())
+
+
 def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images:
     """Return the pixels of 8-bit images, or of floats that are pixels of [0, 1] already.
+
+    Floats that are multiples of 1/255 count as 8-bit images, which others have divided by 255.
 
     Args:
         shape: channels, height and width that every image must have.
@@ -79,4 +91,4 @@ def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images
         raise InputError(
             "float pixels lie in [0, 1], without normalisation; give uint8 for values up to 255"
         )
-    return images.float()
+    return _in_bins(images)

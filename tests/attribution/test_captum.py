@@ -14,7 +14,7 @@ import ecinn
 from ecinn.attribution.captum import CounterfactualAttribution
 from ecinn.errors import InputError
 from ecinn.model import Model
-from ecinn.pixels import to_pixels
+from ecinn.pixels import to_pixels, to_uint8
 from helpers.builders import random_images, small_model, with_default
 
 
@@ -69,6 +69,20 @@ def test_the_container_type_and_device_of_the_inputs_are_kept(model: Model, x: T
     double = method.attribute(x.double().requires_grad_(), 1)
     assert double.dtype == torch.float64
     torch.testing.assert_close(double.float(), maps)
+
+
+def test_8_bit_images_have_the_same_maps(model: Model, x: Tensor) -> None:
+    images = to_uint8(x)
+    maps = CounterfactualAttribution(model).attribute(images, target=2)
+    expected = CounterfactualAttribution(model).attribute(model.pixels(images), target=2)
+    assert maps.dtype == torch.float32
+    assert torch.equal(maps, expected)
+    assert maps.abs().max() > 0.01
+    with pytest.raises(InputError, match="a tensor of images"):
+        CounterfactualAttribution(model)._maps(images.numpy(), target=2)
+    with pytest.raises(InputError, match=r"ecinn\.load"):
+        # Bypass the runtime type checker, which users do not run.
+        CounterfactualAttribution.__init__.__wrapped__(model, "mnist")
 
 
 def test_the_models_default_confidence_holds(model: Model, x: Tensor) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.drawing import pictures
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import class_means, counterfactual, explain, resolve_targets
+from ecinn.explanation.counterfactual import class_means, counterfactual, explain
 from ecinn.explanation.sheet import explanation_sheet
+from ecinn.explanation.targets import resolve_targets
 from ecinn.pixels import to_pixels, to_uint8
 from helpers.builders import RotationClassifier
 
@@ -201,6 +202,16 @@ def test_wrong_targets_are_refused(target: object, says: str) -> None:
     with pytest.raises(InputError, match=says):
         # Bypass the runtime type checker, which users do not run.
         resolve_targets.__wrapped__(target, torch.tensor([0, 1]), 3, ["zero", "one", "two"])
+
+
+def test_a_network_of_your_own_is_checked_before_it_is_used(rotation, x) -> None:
+    explain_unchecked = explain.__wrapped__
+    with pytest.raises(InputError, match="to_pixels"):
+        explain_unchecked(rotation, rotation.mu_bar, to_uint8(x), 2)
+    with pytest.raises(InputError, match="class means"):
+        explain_unchecked(rotation, rotation.mu_bar[:2], x, 2)
+    with pytest.raises(InputError, match="1 class names"):
+        explain_unchecked(rotation, rotation.mu_bar, x, 2, class_names=("a",))
 
 
 def test_planted_labels_are_named_and_have_a_fixed_scale(rotation, x) -> None:

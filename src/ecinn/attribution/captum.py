@@ -35,6 +35,8 @@ class CounterfactualAttribution(Attribution):  # type: ignore[misc]  # Captum ha
         Args:
             confidence: as for `Model.explain`.
         """
+        if not isinstance(model, Model):
+            raise InputError("give a model: ecinn.load(…) returns one")
         super().__init__(FlowLogits(model.classifier, "linear"))
         self.model, self.confidence = model, confidence
 
@@ -56,7 +58,9 @@ class CounterfactualAttribution(Attribution):  # type: ignore[misc]  # Captum ha
             return (self._maps(inputs[0], target),)
         return self._maps(inputs, target)
 
-    def _maps(self, inputs: Tensor, target: Any) -> Tensor:  # noqa: ANN401
+    def _maps(self, inputs: Any, target: Any) -> Tensor:  # noqa: ANN401
+        if not isinstance(inputs, Tensor):
+            raise InputError(f"inputs are a tensor of images, not {type(inputs).__name__}")
         x = self.model.pixels(inputs.detach())
         order = self._scores(x).argsort(dim=1, descending=True, stable=True)
         p, second = order[:, 0], order[:, 1]
@@ -67,7 +71,8 @@ class CounterfactualAttribution(Attribution):  # type: ignore[misc]  # Captum ha
         e = self.model.explain(x, q[:, None], confidence=self.confidence, check=False)
         sign = torch.where(is_p, -1.0, 1.0)[:, None, None, None]
         # The product is made outside of inference mode, so that gradients may use it.
-        return (e.heatmap[:, 0].clone() * sign).to(inputs)
+        maps = e.heatmap[:, 0].clone() * sign
+        return maps.to(inputs) if inputs.is_floating_point() else maps.to(inputs.device)
 
     def _scores(self, x: Images) -> Tensor:
         """Return the probabilities by the classifier that is explained, which may be a reader."""

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
-from ecinn.explanation.counterfactual import Targets, convincing_latent, resolve_targets
+from ecinn.explanation.counterfactual import convincing_latent
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.result import Counterfactuals
+from ecinn.explanation.targets import Targets, resolve_targets
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, Labels, to_pixels, to_uint8
 

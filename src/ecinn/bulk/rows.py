@@ -17,10 +17,11 @@ from ecinn import equations
 from ecinn.data.streams import Item
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.errors import EcinnError, InputError
-from ecinn.explanation.counterfactual import explain, given_targets
+from ecinn.explanation.counterfactual import explain
 from ecinn.explanation.files import to_dict
 from ecinn.explanation.known import KnownAnswers, KnownLatents
 from ecinn.explanation.result import Confidence, Explanation
+from ecinn.explanation.targets import given_targets
 from ecinn.model import Model
 from ecinn.pixels import to_pixels, to_uint8
 

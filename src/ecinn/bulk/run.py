@@ -17,8 +17,9 @@ from ecinn.classifier.checkpoint import MODEL_FILE, SHIPPED, shipped_models
 from ecinn.classifier.tensor_files import find_file
 from ecinn.data.streams import COLUMN, Block, Blocks, Kind, open_stream
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import checked_confidence, given_targets
+from ecinn.explanation.counterfactual import checked_confidence
 from ecinn.explanation.result import Confidence
+from ecinn.explanation.targets import given_targets
 from ecinn.model import Model, load
 from ecinn.progress import Observer, Progress, ignore
 

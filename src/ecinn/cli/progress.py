@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ecinn import progress
 from ecinn.cli.app import err
+from ecinn.errors import InputError
 from ecinn.progress import Observer
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ def load_images(
     with bars() as observe:
         if isinstance(dataset, str):
             return load_dataset(dataset, split, celeba, observe)
-        if dataset.dataset != DATASET and source is None:
+        if dataset.dataset != DATASET:
+            if source is not None:
+                raise InputError(
+                    f"--data is for models of your own pictures; the images of {dataset.name} are "
+                    f"those of {dataset.dataset}: leave it out"
+                )
             return dataset.load(split, celeba, observe)
         run = Path(model)
         data, cautions = load_recorded(run if run.is_dir() else run.parent, split, source, observe)

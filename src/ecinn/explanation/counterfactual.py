@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,19 +20,15 @@ from ecinn.explanation.result import (
     Certificate,
     Confidence,
     Explanation,
-    Skipped,
     Verification,
 )
+from ecinn.explanation.targets import Targets, given_targets, number, skip_predicted
 from ecinn.explanation.verification import verify
 from ecinn.pixels import Images, clamped_share, to_uint8
 
 MAX_STEPS = 1000
 MAX_PICTURES = 20_000
 """Limit on the images of all paths together, which guards against running out of memory."""
-
-Targets = (
-    int | Sequence[int] | Literal["all"] | Int[Tensor, " targets"] | Int[Tensor, "batch targets"]
-)
 
 
 def class_means(
@@ -49,63 +45,6 @@ def class_means(
         never = ", ".join(str(int(label)) for label in (count == 0).nonzero())
         raise InputError(f"no training image is predicted as class {never}: train for longer")
     return (total / count[:, None]).to(mu.dtype)
-
-
-def resolve_targets(
-    target: Targets, p: Int[Tensor, " batch"], classes: int, names: Sequence[str] | None = None
-) -> Int[Tensor, "batch targets"]:
-    """Resolve the targets of every image, refusing those that are its predicted class.
-
-    Args:
-        target: one class, several, one row per image, or "all" classes but p.
-    """
-    q = given_targets(target, p, classes)
-    same = (q == p[:, None]).any(1)
-    if bool(same.any()):
-        index = int(same.nonzero()[0])
-        which = f"image {index}" if len(p) > 1 else "the image"
-        raise InputError(f"{which} is {_already_predicted(int(p[index]), names)}")
-    return q
-
-
-def given_targets(
-    target: Any,  # noqa: ANN401 (checked here)
-    p: Int[Tensor, " batch"],
-    classes: int,
-) -> Int[Tensor, "batch targets"]:
-    """Return the targets of every image as given, checked for shape and range only."""
-    if isinstance(target, str):
-        if target != "all":
-            raise InputError(f"target is a class, several classes or 'all', not {target!r}")
-        every = torch.arange(classes, device=p.device).expand(len(p), classes)
-        return every[every != p[:, None]].reshape(len(p), classes - 1)
-    if isinstance(target, int):
-        target = [target]
-    try:
-        q = torch.as_tensor(target, device=p.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"targets must be class numbers, not {target!r}") from error
-    if q.ndim == 1:
-        q = q.expand(len(p), -1)
-    whole = not q.is_floating_point() and q.dtype != torch.bool
-    if q.ndim != 2 or len(q) != len(p) or not q.shape[1] or not whole:
-        raise InputError(
-            f"targets of {len(p)} images are whole numbers of shape (images, targets), "
-            f"not {tuple(q.shape)}"
-        )
-    if bool(((q < 0) | (q >= classes)).any()):
-        wrong = int(q[(q < 0) | (q >= classes)][0])
-        raise InputError(
-            f"target {wrong} is out of range: this model's classes are 0 to {classes - 1}"
-        )
-    return q.long()
-
-
-def _already_predicted(p: int, names: Sequence[str] | None) -> str:
-    return (
-        f"already predicted as {names[p] if names else p}: "
-        "choose another target, or 'all' for every other class"
-    )
 
 
 def counterfactual(
@@ -172,13 +111,20 @@ def explain(
     mu, tau, check = classifier.mu, classifier.tau, check or correct
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))
+    if not x.is_floating_point():
+        raise InputError("x holds pixels of [0, 1]: `ecinn.pixels.to_pixels` makes them of uint8")
+    if mu_bar.shape != mu.shape or len(names) != classes:
+        raise InputError(
+            f"the classifier has {classes} class means of shape {tuple(mu.shape)}, but mu_bar is "
+            f"of shape {tuple(mu_bar.shape)} and there are {len(names)} class names"
+        )
     z, log_det = classifier.encode_with_log_det(x)
     predicted = equations.predicted_class(z, mu)
     if reader is not None:
         read = reader.predict(to_uint8(x)).to(z)
         predicted = read.argmax(1)
     q = given_targets(target, predicted, classes)
-    explained, skipped = _skip_predicted(q, predicted, names)
+    explained, skipped = skip_predicted(q, predicted, names)
     x, z, log_det, p, q = (each[explained] for each in (x, z, log_det, predicted, q))
     log_posterior = equations.log_posterior(z, mu, tau)
 
@@ -265,7 +211,8 @@ def explain(
 
 
 def checked_confidence(confidence: Any) -> Confidence:  # noqa: ANN401
-    """Accept "alpha_1" and any real number in (0, 1), also NumPy's."""
+    """Accept "alpha_1" and any real number in (0, 1), also NumPy's and tensors."""
+    confidence = number(confidence)
     if isinstance(confidence, str) and confidence == ALPHA_1:
         return ALPHA_1
     real = isinstance(confidence, numbers.Real) and not isinstance(confidence, bool)
@@ -277,24 +224,12 @@ def checked_confidence(confidence: Any) -> Confidence:  # noqa: ANN401
     return float(confidence)
 
 
-def _skip_predicted(
-    q: Int[Tensor, "batch targets"], p: Int[Tensor, " batch"], names: Sequence[str]
-) -> tuple[Int[Tensor, " explained"], tuple[Skipped, ...]]:
-    """Return the rows that can be explained, and those that already are their target."""
-    same = (q == p[:, None]).any(1)
-    if bool(same.all()):
-        which = "the image is" if len(p) == 1 else "every image is"
-        raise InputError(f"{which} {_already_predicted(int(p[0]), names)}")
-    reasons = {int(row): _already_predicted(int(p[row]), names) for row in same.nonzero()}
-    skipped = tuple(Skipped(row, None, reason) for row, reason in reasons.items())
-    return (~same).nonzero().squeeze(1), skipped
-
-
 def _steps(path: int | Sequence[float] | None, end: PerPair) -> PerPairSteps:
     """The α of a path: those given, or this many from 0 to the end."""
     if path is None:
         return end.new_zeros((*end.shape, 0))
-    if isinstance(path, str):
+    path = number(path)
+    if isinstance(path, str | float):
         raise InputError(f"path must be a number of steps or values of alpha, not {path!r}")
     count = path if isinstance(path, int) else len(path)
     if count * end.numel() > MAX_PICTURES:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import explain, given_targets, resolve_targets
+from ecinn.explanation.counterfactual import explain
 from ecinn.explanation.known import KnownAnswers, KnownLatents
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.reading import stored_posterior
 from ecinn.explanation.result import Confidence, Explanation
+from ecinn.explanation.targets import given_targets, resolve_targets
 from ecinn.model import Model
 from ecinn.pixels import Images, Labels, to_uint8
 from ecinn.web.batching import AbandonedError, Wanted
