@@ -47,6 +47,15 @@ class Inputs:
     sources: tuple[str | None, ...]
     remarks: tuple[tuple[str, ...], ...]
 
+    @classmethod
+    def joined(cls, parts: Sequence["Inputs"]) -> "Inputs":
+        """Concatenate several."""
+        return cls(
+            torch.cat([part.pixels for part in parts]),
+            tuple(source for part in parts for source in part.sources),
+            tuple(remarks for part in parts for remarks in part.remarks),
+        )
+
 
 ImagesLike = Inputs | ImageLike | Sequence[ImageLike]
 
@@ -362,11 +371,7 @@ class Model:
         parts = [part for image in several for part in self._read_one(image)]
         if not parts:
             raise InputError("no images were given")
-        return Inputs(
-            torch.cat([part.pixels for part in parts]),
-            tuple(source for part in parts for source in part.sources),
-            tuple(remarks for part in parts for remarks in part.remarks),
-        )
+        return Inputs.joined(parts)
 
     def _read_one(self, image: ImageLike) -> list[Inputs]:
         if isinstance(image, Tensor | np.ndarray):

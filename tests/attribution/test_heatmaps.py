@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecinn.attribution import METHODS, Attribution, HeatmapSettings, attribute
-from ecinn.attribution.heatmaps import Heatmaps, ecinn_heatmaps, heatmaps
+from ecinn.attribution.heatmaps import (
+    METHODS,
+    Attribution,
+    Heatmaps,
+    HeatmapSettings,
+    attribute,
+    ecinn_heatmaps,
+    heatmaps,
+)
 from ecinn.attribution.scores import ExplainedINN, FlowLogits
 from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import explain

@@ -241,6 +241,21 @@ def test_several_targets_and_contradictory_flags(three: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    three = str(tmp_path / "three.png")
+    assert "add --film gif" in fails("explain", three, "--frames", "5")
+    for option in ("--celeba", "--data"):
+        assert "leave them out" in fails("explain", three, option, tmp_path)
+    message = fails("explain", "--sample", "0", "--data", tmp_path)
+    assert "--data is for models of your own pictures" in message
+
+
+def test_a_target_that_is_named_twice_is_explained_once(tmp_path: Path) -> None:
+    arguments = ["explain", "--sample", 18, "--target", 8, "--target", 8, "--json"]
+    (image,) = json.loads(run(*arguments, "--out", tmp_path)[1])["images"]
+    assert [target["target"] for target in image["targets"]] == ["8"]
+
+
 def test_a_missed_confidence_suggests_the_correction(tmp_path: Path) -> None:
     """Rounding to 8 bits moves the tipping point of sample 12 away from one half."""
     arguments = ["explain", "--sample", 12, "--target", 1, "--confidence", 0.5]

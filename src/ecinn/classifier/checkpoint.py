@@ -43,11 +43,6 @@ class Checkpoint:
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Training record: seconds, images per second, curve, versions."""
 
-    @property
-    def typical(self) -> tuple[float, float]:
-        """Range of log p(x) that holds 99.8 % of the training images."""
-        return self.ood.log_p
-
 
 def shipped_models() -> list[str]:
     """Return the names that `load_checkpoint` accepts instead of a path."""

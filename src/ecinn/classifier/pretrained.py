@@ -29,12 +29,15 @@ tags:
 
 
 def save_pretrained(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write model.safetensors, config.json and README.md; files of these names are replaced."""
+    """Write model.safetensors, config.json and README.md, and replace those of another model."""
     # It imports a tenth of a second of what nothing else needs.
     from ecinn.classifier.card import card
 
     if folder.is_file():
         raise InputError(f"{folder} is a file: give the name of a folder")
+    others = [name for name in (CONFIG_FILE, CARD_FILE) if (folder / name).exists()]
+    if others and not (folder / MODEL_FILE).exists():
+        raise InputError(f"{folder} holds a {others[0]} that is not of a model: give a new folder")
     save_checkpoint(checkpoint, folder / MODEL_FILE)
     size = (folder / MODEL_FILE).stat().st_size
     text = json.dumps(config(checkpoint), indent=2, ensure_ascii=False)

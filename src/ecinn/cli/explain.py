@@ -39,6 +39,10 @@ class Film(StrEnum):
     WEBP = "webp"
 
 
+FRAMES = 24
+"""Frames of a film."""
+
+
 @app.command()
 def explain(
     images: Annotated[
@@ -60,7 +64,10 @@ def explain(
     film: Annotated[
         Film | None, typer.Option(help="Also write the path as a film and a plot.")
     ] = None,
-    frames: Annotated[int, typer.Option(min=2, max=200, help="Frames of the film.")] = 24,
+    frames: Annotated[
+        int | None,
+        typer.Option(min=2, max=200, help="Frames of the film.", show_default=str(FRAMES)),
+    ] = None,
     check: Check = True,
     classifier: AskClassifier = True,
     celeba: CelebA = None,
@@ -70,10 +77,14 @@ def explain(
 ) -> None:
     """Show why an image is one class and not another: counterfactuals and heatmaps."""
     from ecinn.explanation.files import write_pictures
-    from ecinn.model import load
+    from ecinn.model import Inputs, load
 
     if correct and not check:
         raise InputError("--correct needs the check: leave out --no-check")
+    if frames is not None and film is None:
+        raise InputError("--frames are those of a film: add --film gif, or leave it out")
+    if not sample and (celeba is not None or source is not None):
+        raise InputError("--celeba and --data are where --sample finds images: leave them out")
     explainer = load(model, device)
     if not classifier and explainer.student is not explainer:
         explainer = explainer.student
@@ -91,10 +102,10 @@ def explain(
     # Everything is explained before anything is written.
     with bars() as observe:
         explanation = explainer.explain(
-            _joined(inputs),
+            Inputs.joined(inputs),
             targets,
             confidence=parse_confidence(confidence),
-            path=None if film is None else frames,
+            path=None if film is None else frames or FRAMES,
             check=check,
             correct=correct,
             observe=observe,
@@ -151,18 +162,6 @@ def _inputs(
     return inputs, failures
 
 
-def _joined(inputs: Sequence["Inputs"]) -> "Inputs":
-    import torch
-
-    from ecinn.model import Inputs
-
-    return Inputs(
-        torch.cat([each.pixels for each in inputs]),
-        tuple(source for each in inputs for source in each.sources),
-        tuple(remarks for each in inputs for remarks in each.remarks),
-    )
-
-
 def _reason(failure: dict[str, Any]) -> str:
     """Name the file in front of the reason, unless the reason does."""
     name = Path(failure["source"] or "").name
@@ -175,7 +174,7 @@ def _parse_targets(targets: Sequence[str], model: "Model") -> Any:  # noqa: ANN4
         return "all"
     if "all" in targets:
         raise InputError("--target all already includes every class: leave the others out")
-    return model.targets(targets)
+    return model.targets(list(dict.fromkeys(targets)))
 
 
 def _describe(image: dict[str, Any], confidence: "Confidence", prefix: str = "") -> None:

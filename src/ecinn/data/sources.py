@@ -206,11 +206,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
 
         columns = parquet.read_table(path).to_pydict()
     except ImportError:
-        try:
-            import pandas
-        except ImportError:
-            raise InputError(f"{path} needs pyarrow or pandas: pip install pyarrow") from None
-        columns = pandas.read_parquet(path).to_dict("list")
+        raise InputError(f"{path} needs pyarrow: pip install pyarrow") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable table ({error}): save it again") from None
     values = zip(*columns.values(), strict=True)

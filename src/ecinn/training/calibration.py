@@ -1,6 +1,5 @@
 """Calibration: turn trained weights into a model with statistics of the clean training images."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -98,19 +97,6 @@ def calibrate(
         class_names=data.class_names,
         training=training,
     )
-
-
-@torch.no_grad()
-def with_new_scores(checkpoint: Checkpoint, data: Dataset, held_out: Dataset) -> Checkpoint:
-    """Return a model of an older version with the OOD detector's distance and shape.
-
-    Weights and all other scores are unchanged.
-    """
-    classifier, mu_bar = checkpoint.classifier, checkpoint.mu_bar
-    latents = _Latents(classifier, held_out.images, mu_bar.device)
-    distance, shape = _new_scores(checkpoint.recipe, mu_bar, data.images, latents)
-    ood = dataclasses.replace(checkpoint.ood, distance=distance, shape=shape)
-    return dataclasses.replace(checkpoint, ood=ood)
 
 
 def _new_scores(
