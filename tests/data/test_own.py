@@ -145,6 +145,14 @@ def test_every_kind_of_source_gives_the_same_pictures(
     assert own.framing == Framing()
 
 
+def test_columns_are_refused_where_there_is_no_table(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((4, 16, 16), np.uint8), labels=[0, 1, 0, 1])
+    for source in (folder, tmp_path / "a.npz"):
+        for name in ("path", "label", "split"):
+            with pytest.raises(InputError, match="columns are those of a table"):
+                load_own_data(source, OwnDataOptions(columns=Columns(**{name: "kind"})))
+
+
 def test_columns_of_a_table_follow_their_pictures(folder: Path, tmp_path: Path) -> None:
     own = load_own_data(as_csv(folder, tmp_path))
     camera = {pixels(noise(n)): str(n % 3) for n in range(2 * PER_CLASS)}

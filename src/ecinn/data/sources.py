@@ -73,7 +73,10 @@ def open_pictures(source: Path, columns: Columns) -> Iterator[Pictures]:
     suffix = source.suffix.lower()
     if not os.access(source, os.R_OK | os.X_OK if source.is_dir() else os.R_OK):
         raise InputError(f"cannot read {source}: change its permissions")
-    if source.is_dir() and any((source / name).is_file() for name in _HUGGING_FACE):
+    hugging_face = source.is_dir() and any((source / name).is_file() for name in _HUGGING_FACE)
+    if columns != Columns() and not hugging_face and suffix not in (".csv", ".tsv", ".parquet"):
+        raise InputError(f"columns are those of a table, but {source} is none: leave them out")
+    if hugging_face:
         yield _hugging_face(source, columns)
     elif source.is_dir() or suffix == ".zip":
         yield from _folders(source)
