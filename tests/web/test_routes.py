@@ -162,7 +162,7 @@ def test_the_models_default_confidence(
             zipped = httpx.post(f"{address}/api/v1/explain/files", files=files, data=data)
             with zipfile.ZipFile(io.BytesIO(zipped.content)) as archive:
                 report = json.loads(archive.read("explanation.json"))
-                uncorrected[given] = archive.read("image-1-explanation.png")
+                uncorrected[given] = archive.read("a-explanation.png")
             assert report["requested"].startswith(words)
         for what, extra in (("film", {"target": 8}), ("sheet", {"targets": [8]})):
             default, same, plain = (
@@ -245,7 +245,7 @@ def test_paths_and_targets(address: str) -> None:
 
 
 @pytest.mark.slow
-def test_film_sheet_and_files(address: str, served: ServedModel) -> None:
+def test_film_and_sheet(address: str) -> None:
     body = {"model": "mnist", "image": {"sample": 18}}
     film = post(address, "film", body | {"target": 8})
     assert film.headers["content-type"] == "image/gif"
@@ -257,27 +257,122 @@ def test_film_sheet_and_files(address: str, served: ServedModel) -> None:
     assert asked.content != sheet.content
     assert sheet.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(sheet.content)).width > 200
-    png = httpx.get(f"{address}/api/v1/models/mnist/samples/18").content
-    answer = httpx.post(
+
+
+def sample(address: str, index: int) -> bytes:
+    return httpx.get(f"{address}/api/v1/models/mnist/samples/{index}").content
+
+
+def upload(address: str, *files: tuple[str, bytes], **fields: Any) -> httpx.Response:
+    return httpx.post(
         f"{address}/api/v1/explain/files",
-        files=[("files", ("../../evil.png", png)), ("files", ("b.png", png))],
-        data={"model": "mnist", "targets": "8, 9"},
+        files=[("files", file) for file in files],
+        data={"model": "mnist", "targets": "8"} | fields,
         timeout=30,
     )
-    assert answer.headers["content-type"] == "application/zip"
-    files = zipfile.ZipFile(io.BytesIO(answer.content))
-    names = set(files.namelist())
-    assert all("/" not in name and "evil" not in name for name in names)
-    report = json.loads(files.read("explanation.json"))
-    assert [image["picture"] for image in report["images"]] == [
-        f"image-{number}-explanation.png" for number in (1, 2)
+
+
+def png_of(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def unzip(answer: httpx.Response) -> tuple[dict[str, bytes], Any]:
+    """Return the files of a zip, and its report."""
+    assert answer.headers["content-type"] == "application/zip", answer.text
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    return files, json.loads(files["explanation.json"])
+
+
+@pytest.mark.slow
+def test_files_are_named_after_the_uploads(address: str) -> None:
+    png, eight = sample(address, 18), sample(address, 61)
+    given = ["../../evil.png", r"C:\x\evil.png", "eight.png", "Ünï (1).png", "漢" * 300]
+    uploads = [(name, eight if name == "eight.png" else png) for name in given]
+    files, report = unzip(upload(address, *uploads, targets="8, 9"))
+    assert all("/" not in name for name in files)
+    sources = ["evil.png", "evil.png", "Ünï (1).png", "漢" * 255]
+    assert [image["source"] for image in report["images"]] == sources
+    assert [image["index"] for image in report["images"]] == [0, 1, 3, 4]
+    assert [failure["source"] for failure in report["failures"]] == ["eight.png"]
+    assert [image["picture"].removesuffix("-explanation.png") for image in report["images"]] == [
+        "evil",
+        "evil-2",
+        "Ünï_1_",
+        "漢" * 40,
     ]
+    named = {"explanation.json"}
     for image in report["images"]:
-        assert image["picture"] in names
         assert image["predicted"] == "3"
+        shown = [image["picture"]]
         for target in image["targets"]:
-            for kind in ("tipping_point", "convincing", "heatmap"):
-                Image.open(io.BytesIO(files.read(target[kind]["file"]))).verify()
+            shown += [target[kind]["file"] for kind in ("tipping_point", "convincing", "heatmap")]
+        for name in shown:
+            Image.open(io.BytesIO(files[name])).verify()
+        named |= set(shown)
+    assert named == set(files)
+
+
+def test_fields_of_an_upload_are_the_options_of_explain(
+    address: str, mnist: Model, served: ServedModel
+) -> None:
+    png = sample(address, 18)
+    x = to_pixels(served.samples.images[18:19]) if served.samples else None
+    _, report = unzip(upload(address, ("a.png", png), targets=["8", "9", "5,7"]))
+    assert [t["target"] for t in report["images"][0]["targets"]] == list("8957")
+    _, every = unzip(upload(address, ("a.png", png), targets="all"))
+    assert len(every["images"][0]["targets"]) == 9
+    alphas = []
+    for correct in (True, False):
+        fields = {"correct": str(correct).lower(), "confidence": "0.6"}
+        _, report = unzip(upload(address, ("a.png", png), **fields))
+        (target,) = report["images"][0]["targets"]
+        e = mnist.explain(x, [8], confidence=0.6, correct=correct)
+        assert target["alpha"] == pytest.approx(float(e.alpha[0, 0]), abs=1e-3)
+        alphas.append((target["alpha_0"], target["alpha"]))
+    assert alphas[0] != alphas[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"confidense": "0.9"}, "body: leave out confidense"),
+        ({"path": "5"}, "body: leave out path: the zip has none"),
+        ({"confidence": ["0.8", "0.9"]}, "body: give confidence only once"),
+        ({"confidence": "90"}, "confidence: a number above 0 and below 1"),
+        ({"correct": "yes"}, "correct: true or false"),
+        ({"correct": "True"}, "correct: true or false"),
+        ({"targets": ["8", "ten"]}, "no class is called 'ten'"),
+        ({"model": ""}, "model is missing: the name of one of /api/v1/models"),
+    ],
+)
+def test_other_fields_of_an_upload_are_refused(address: str, fields: Any, line: str) -> None:
+    answer = upload(address, ("a.png", sample(address, 18)), **fields)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("file", "status", "words"),
+    [
+        (b"<svg/>", 415, "images must be"),
+        (b"\x89PNG\r\n\x1a\n12345", 422, "damaged"),
+        (png_of(900, 9), 413, "too narrow"),
+    ],
+)
+def test_the_file_that_cannot_be_read_is_named(
+    address: str, file: bytes, status: int, words: str
+) -> None:
+    png = sample(address, 18)
+    answer = upload(address, ("a.png", png), ("folder/bad one.png", file), ("c.png", png))
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith("bad one.png: ")
+    assert words in answer.json()["error"]
+    already = upload(address, ("a.png", png), targets="3")
+    assert already.status_code == 422
+    assert "a.png" not in already.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +382,9 @@ def test_film_sheet_and_files(address: str, served: ServedModel) -> None:
         ("predict", ask() | {"model": "../mnist"}, 404, "no model"),
         ("predict", ask() | {"images": []}, 422, "images"),
         ("predict", ask() | {"images": [{"sample": 0}] * 33}, 422, "images"),
-        ("predict", ask() | {"images": [{"pixels": 3}]}, 422, "an image is"),
+        ("predict", ask() | {"images": [{"pixels": 3}]}, 422, "0 to 255"),
         ("predict", ask() | {"images": [{"pixels": [[300] * 28] * 28}]}, 422, "0 to 255"),
-        ("predict", ask() | {"images": [{"pixels": [[1] * 28] * 257}]}, 422, "an image is"),
+        ("predict", ask() | {"images": [{"pixels": [[1] * 28] * 257}]}, 422, "256 rows"),
         ("predict", ask() | {"images": [{"pixels": [[3]]}]}, 422, "28"),
         ("predict", ask() | {"images": [{"png": "PHN2Zy8+"}]}, 415, "PNG"),
         ("predict", ask() | {"images": [{"png": "not base64"}]}, 422, "base64"),

@@ -1,11 +1,13 @@
 """The API against its OpenAPI document, with generated requests."""
 
 import re
+from typing import get_args
 
 import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings, strategies
+from pydantic import BaseModel, ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -16,6 +18,15 @@ from schemathesis.specs.openapi.checks import (
 
 from ecinn.web.app import create_app
 from ecinn.web.catalogue import Catalogue
+from ecinn.web.schemas import (
+    FIELDS,
+    ExplainRequest,
+    FilmRequest,
+    GivenImage,
+    PredictRequest,
+    SheetRequest,
+    in_words,
+)
 from helpers.server import FAST, running
 
 CHECKS = (
@@ -68,6 +79,58 @@ def test_the_examples_of_the_document_work(catalogue: Catalogue, document: dict)
         page = httpx.get(f"{address}/docs").text
         assert "/api/v1/explain" in page
         assert not re.search(r"(src|href)=['\"]?https?:", page)
+
+
+_ONE = {"model": "mnist", "images": [{"sample": 18}]}
+_SENTENCES = [
+    *(
+        (ExplainRequest, _ONE | {"targets": targets}, "targets", "targets")
+        for targets in ("8", "8,9", [-1], [8.0], [], [True], [[8], [9]], {}, 8)
+    ),
+    *(
+        (ExplainRequest, _ONE | {"confidence": value}, "confidence", "confidence")
+        for value in (90, 0, 1, "alpha", [], True)
+    ),
+    *((ExplainRequest, _ONE | {"path": path}, "path", "path") for path in (62, 1.5, [9], [], "x")),
+    (ExplainRequest, _ONE | {"correct": "perhaps"}, "correct", "correct"),
+    (ExplainRequest, _ONE | {"model": 3}, "model", "model"),
+    (ExplainRequest, [], "body", "body"),
+    (ExplainRequest, {"model": "mnist"}, "images is missing", "images"),
+    (ExplainRequest, _ONE | {"images": []}, "images", "images"),
+    (ExplainRequest, _ONE | {"images": [{"sample": 1}, 5]}, "images.1", "image"),
+    (PredictRequest, _ONE | {"images": [{}]}, "images.0", "image"),
+    (PredictRequest, _ONE | {"images": [{"sample": 1, "png": "a"}]}, "images.0", "image"),
+    (PredictRequest, _ONE | {"images": [{"sample": -1}]}, "images.0.sample", "sample"),
+    (PredictRequest, _ONE | {"images": [{"png": ""}]}, "images.0.png", "png"),
+    (PredictRequest, _ONE | {"images": [{"pixels": 3}]}, "images.0.pixels", "pixels"),
+    (FilmRequest, {"model": "mnist", "image": {"sample": 1}}, "target is missing", "target"),
+    (
+        FilmRequest,
+        {"model": "mnist", "image": {"sample": "x"}, "target": 8},
+        *2 * ("image.sample",),
+    ),
+    (SheetRequest, {"model": "mnist", "image": 8}, "image", "image"),
+]
+
+
+@pytest.mark.parametrize(("request_type", "body", "where", "field"), _SENTENCES)
+def test_errors_say_what_to_send(
+    request_type: type[BaseModel], body: object, where: str, field: str
+) -> None:
+    with pytest.raises(ValidationError) as invalid:
+        request_type.model_validate(body)
+    errors = [error | {"loc": ("body", *error["loc"])} for error in invalid.value.errors()]
+    assert in_words(errors) == f"{where}: {FIELDS[field.rpartition('.')[2]]}"
+
+
+def test_every_field_has_a_sentence(document: dict) -> None:
+    kinds = {kind.__name__ for kind in get_args(GivenImage)}
+    for name, schema in document["components"]["schemas"].items():
+        if name.endswith("Request") or name.startswith("Body") or name in kinds:
+            assert set(schema["properties"]) <= set(FIELDS), name
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert {each["name"] for each in operation.get("parameters", [])} <= set(FIELDS)
 
 
 # Other threads may draw from `random` while an example is generated.

@@ -9,15 +9,13 @@ import typer
 from ecinn.cli.app import app, err, out, plain
 from ecinn.cli.progress import CelebA, load_images
 
-TOKEN = "ECINN_TOKEN"
-
 
 @app.command()
 def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="A model's name or path; repeatable.", show_default="all shipped models"
+            help="A model's name or path; repeatable.", show_default="all but celeba-smile-plain"
         ),
     ] = None,
     host: Annotated[
@@ -53,7 +51,7 @@ def serve(
     If the environment variable ECINN_TOKEN is set, the API requires it as a bearer token.
     """
     from ecinn.web.server import fork_workers, is_loopback, listen, run
-    from ecinn.web.settings import read_settings
+    from ecinn.web.settings import TOKEN, read_settings
 
     given = list(limit or [])
     for name, values in (("hosts", allow_host), ("trusted_proxies", trust_proxy)):

@@ -1,5 +1,6 @@
 """Build the service's answers: JSON with PNGs and sentences, a zip of files, a film, a sheet."""
 
+import dataclasses
 import io
 import json
 import tempfile
@@ -15,7 +16,7 @@ from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.drawing import pictures
 from ecinn.drawing.heatmaps import overlay_array
 from ecinn.drawing.pictures import data_url, percent
-from ecinn.explanation.files import bent_in_words, write_pictures
+from ecinn.explanation.files import bent_in_words, file_names, write_pictures
 from ecinn.explanation.result import ALPHA_1, Explanation, Verification
 from ecinn.pixels import to_uint8
 from ecinn.web.passes import Prediction
@@ -95,7 +96,9 @@ def archive(e: Explanation) -> bytes:
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as files,
     ):
         folder = Path(place)
-        names = [f"image-{index + 1}" for index in e.indices.tolist()]
+        # A file system takes names of 255 bytes, in which the target and the kind have to fit.
+        short = tuple(source and source[:40] for source in e.sources)
+        names = file_names(dataclasses.replace(e, sources=short))
         report = write_pictures(e, folder, names=names)
         for image in report["images"]:
             image["picture"] = Path(image["picture"]).name

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,7 +17,7 @@ from ecinn.web.metrics import Metrics, Observed
 from ecinn.web.routes import api, operations
 from ecinn.web.security import Bounded, Guarded, Hardened, error_answer
 from ecinn.web.service import Service, UnknownError
-from ecinn.web.settings import Settings
+from ecinn.web.settings import Settings, check_token
 from ecinn.web.uploads import TooLargeError, WrongTypeError
 
 _DESCRIPTION = (
@@ -49,6 +48,7 @@ def create_app(
         token: the bearer token that the API requires; None for a public API.
         page_folder: the folder of the page's files.
     """
+    check_token(token)
     settings = settings or Settings()
     metrics = Metrics()
     service = Service(catalogue, settings, metrics)
@@ -124,15 +124,7 @@ def _validation(request: Request, error: RequestValidationError) -> tuple[int, s
     expected = "multipart/form-data" if form else "application/json"
     if request.method == "POST" and kind != expected:
         return 415, f"send {expected}"
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
+    errors = error.errors()
+    if errors[0]["type"] == "json_invalid":
         return 400, "the body is not JSON"
-    path = [str(part) for part in first["loc"][1:]]
-    kinds = {kind.__name__ for kind in get_args(schemas.GivenImage)}
-    if kinds & set(path):
-        path = path[: next(place for place, part in enumerate(path) if part in kinds)]
-        first["msg"] = (
-            'an image is {"png": base64 of a file}, {"sample": number} or '
-            '{"pixels": rows of values from 0 to 255}'
-        )
-    return 422, f"{'.'.join(path) or 'body'}: {first['msg']}"[:300]
+    return 422, schemas.in_words(errors)

@@ -1,12 +1,16 @@
 """Addresses of the API; `service` does the work."""
 
-from typing import Annotated, Any
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, File, Form, Security, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Request, Security, UploadFile
 from fastapi import Path as PathParameter
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Field
 
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.web import schemas
@@ -95,23 +99,31 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         """Return tipping points, convincing counterfactuals, heatmaps, paths and certificates."""
         return Response(await service.explain(request), media_type="application/json")
 
-    @router.post("/explain/files", **_file("application/zip", "The files of every image.", _WORK))
+    @router.post(
+        "/explain/files",
+        dependencies=[Depends(_known_fields)],
+        **_file("application/zip", "The files of every image.", _WORK),
+    )
     async def explain_files(
         files: Annotated[list[UploadFile], File(description="Image files.")],
         model: Annotated[str, Form(max_length=100, examples=["mnist"])],
         targets: Annotated[
-            str | None,
-            Form(max_length=4000, description="all, or classes separated by commas."),
+            list[Annotated[str, Field(max_length=4000)]] | None,
+            Form(max_length=1000, description="all, or classes separated by commas; repeatable."),
         ] = None,
         confidence: Annotated[schemas.Confidence, Form()] = None,
+        correct: Annotated[
+            Literal["true", "false"],
+            Form(description="Correct α and α₀ until the stored images are as requested."),
+        ] = "false",
     ) -> Response:
         """Explain image files; return sheets, counterfactuals, heatmaps and JSON as a zip."""
-        chosen = _targets(targets, service.find(model).model.class_names)
+        chosen = _targets(targets or [], service.find(model).model.class_names)
         if not 1 <= len(files) <= MAX_IMAGES:
             raise TooLargeError(f"give 1 to {MAX_IMAGES} images at once")
-        data = [await file.read() for file in files]
+        uploads = [(_file_name(file.filename), await file.read()) for file in files]
         return Response(
-            await service.files(model, data, chosen, confidence),
+            await service.files(model, uploads, chosen, confidence, correct=correct == "true"),
             media_type="application/zip",
             headers={"Content-Disposition": 'attachment; filename="explanations.zip"'},
         )
@@ -151,11 +163,37 @@ def operations(service: Service, metrics: Metrics, *, secured: bool) -> APIRoute
     return router
 
 
-def _targets(given: str | None, names: tuple[str, ...]) -> list[int | str] | str | None:
+_FILES_FIELDS = ("files", "model", "targets", "confidence", "correct")
+_REPEATABLE = ("files", "targets")
+
+
+async def _known_fields(request: Request) -> None:
+    """Refuse fields of a form that would be ignored."""
+    form = await request.form()
+    for name in form:
+        line = ""
+        if name == "path":
+            line = "leave out path: the zip has none; /api/v1/explain and /api/v1/film have"
+        elif name not in _FILES_FIELDS:
+            line = f"leave out {name[:40]}"
+        elif name not in _REPEATABLE and len(form.getlist(name)) > 1:
+            line = f"give {name} only once"
+        if line:
+            error = {"type": schemas.EXTRA, "loc": ("body",), "msg": line}
+            raise RequestValidationError([error])
+
+
+def _targets(given: Sequence[str], names: tuple[str, ...]) -> list[int | str] | str | None:
     """Read a form's targets: "all", or names or numbers of classes separated by commas."""
-    if given is None or given in ("", "all"):
-        return given or None
+    text = ",".join(filter(None, given))
+    if text in ("", "all"):
+        return text or None
     return [
         int(target) if target not in names and target.isdecimal() and len(target) < 4 else target
-        for target in map(str.strip, given.split(","))
+        for target in map(str.strip, text.split(","))
     ]
+
+
+def _file_name(given: str | None) -> str:
+    r"""Return the name without folders, also those of Windows."""
+    return re.split(r"[/\\]", given or "")[-1][:255] or "image"

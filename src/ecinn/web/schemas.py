@@ -1,7 +1,7 @@
 """Requests and answers of the API with examples, from which the OpenAPI document is made."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
@@ -45,6 +45,10 @@ ModelName = Annotated[
 ]
 
 
+EXTRA: Final = "extra"
+"""Type of the error about an unknown key."""
+
+
 def _examples(*examples: JsonDict) -> ConfigDict:
     return ConfigDict(extra="forbid", json_schema_extra={"examples": list(examples)})
 
@@ -61,8 +65,7 @@ class Strict(BaseModel):
         if isinstance(given, Mapping):
             for key in given:
                 if key not in cls.__pydantic_fields__:
-                    name = str(key)[:40]
-                    raise PydanticCustomError("extra", "leave out {name}", {"name": name})
+                    raise PydanticCustomError(EXTRA, "leave out {name}", {"name": str(key)[:40]})
         return given
 
 
@@ -140,6 +143,49 @@ class SheetRequest(Strict):
     image: GivenImage
     targets: Targets = "all"
     confidence: Confidence = None
+
+
+FIELDS: Mapping[str, str] = {
+    "body": 'a JSON object such as {"model": "mnist", "images": [{"sample": 18}]}',
+    "model": "the name of one of /api/v1/models",
+    "images": f'a list of 1 to {MAX_IMAGES} images such as [{{"sample": 18}}]',
+    "image": 'an image is {"png": base64 of a file}, {"sample": number} or '
+    '{"pixels": rows of values from 0 to 255}',
+    "png": "base64 of a PNG, JPEG, WebP or BMP file",
+    "sample": "the number of a test image, from 0",
+    "pixels": f"1 to {MAX_ROWS} rows of values from 0 to 255, at the model's own size",
+    "targets": "a list of class numbers or names such as [8, 9], or 'all'",
+    "target": "a class number or name such as 8",
+    "confidence": "a number above 0 and below 1 (0.9 is 90 %), or 'alpha_1'",
+    "correct": "true or false",
+    "path": f"a number of frames from 0 to {MAX_FRAMES}, or a list of 1 to {MAX_FRAMES + 2} α "
+    f"from {-MAX_ALPHA:g} to {MAX_ALPHA:g} such as [0, 0.5, 1]",
+    "files": f"1 to {MAX_IMAGES} image files",
+    "name": "the name of one of /api/v1/models",
+    "index": "the number of a test image, from 0",
+}
+"""What every field of a request is: errors say this instead of the words of pydantic."""
+
+
+def in_words(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Say in one line which field is wrong, and what to send instead."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"][1:]] or ["body"]
+    if first["type"] == EXTRA and place == ["body"]:
+        return f"body: {first['msg']}"
+    name, where = place[0], place[0] + " is missing" * (first["type"] == "missing")
+    if name in ("images", "image") and len(place) > 1:
+        depth = 2 if name == "image" else 3
+        where, start = ".".join(place[: depth - 1]), first["loc"][:depth]
+        # Every kind of image has an error; that of the kind that was meant is about its value.
+        meant = {
+            error["loc"][-1]
+            for error in errors
+            if error["loc"][:depth] == start and error["type"] not in ("missing", EXTRA)
+        }
+        name = next(iter(meant & {"png", "sample", "pixels"}), "image")
+        where += "" if name == "image" else f".{name}"
+    return f"{where}: {FIELDS.get(name, first['msg'])}"
 
 
 class ErrorAnswer(BaseModel):

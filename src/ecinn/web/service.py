@@ -159,12 +159,16 @@ class Service:
     async def files(
         self,
         model: str,
-        files: Sequence[bytes],
+        files: Sequence[tuple[str, bytes]],
         targets: Sequence[int | str] | str | None,
         confidence: Confidence | None,
+        *,
+        correct: bool = False,
     ) -> bytes:
-        """Explain image files; return a zip of files."""
-        return await self._draw(answers.archive, model, files, targets, confidence)
+        """Explain named image files; return a zip of files."""
+        names, data = [name for name, _ in files], [file for _, file in files]
+        options = (targets, confidence, correct, None, names)
+        return await self._draw(answers.archive, model, data, *options)
 
     def _corrects(self, request: schemas.SheetRequest | schemas.FilmRequest) -> bool:
         """Return whether α is corrected: where a confidence is requested, also by default."""
@@ -179,6 +183,7 @@ class Service:
         confidence: Confidence | None,
         correct: bool = False,  # noqa: FBT001, FBT002
         path: int | tuple[float, ...] | None = None,
+        names: Sequence[str] = (),
     ) -> bytes:
         """Explain in a batch with other requests, and draw the answer in a thread."""
         served = self.find(model)
@@ -196,21 +201,29 @@ class Service:
             )
         too_many = FullError(2, "client_explanations", "of your explanations")
         with self._explaining.one(CLIENT.get(), too_many), self._work():
-            pixels, remarks = await self._read(served, images)
+            pixels, remarks = await self._read(served, images, names)
             question = dataclasses.replace(question, pixels=pixels)
             e = await self.explanations.submit((served, question))
             remarks = tuple(remarks[index] for index in e.indices.tolist())
             e = dataclasses.replace(e, model=served.name, remarks=remarks)
+            if names:
+                sources = tuple(names[index] for index in e.indices.tolist())
+                skipped = tuple(
+                    dataclasses.replace(each, source=names[each.index]) for each in e.skipped
+                )
+                e = dataclasses.replace(e, sources=sources, skipped=skipped)
             return await asyncio.get_running_loop().run_in_executor(self._drawing, draw, e)
 
-    async def _read(self, served: ServedModel, images: Sequence[GivenImage]) -> Readable:
+    async def _read(
+        self, served: ServedModel, images: Sequence[GivenImage], names: Sequence[str] = ()
+    ) -> Readable:
         """Return the images of a request as the model reads them, and what was done to them."""
         files = [image for image in images if isinstance(image, bytes | schemas.ImageFile)]
 
         def read_all() -> Readable:
             data = [file if isinstance(file, bytes) else decode_base64(file.png) for file in files]
             limits = self.settings.file_pixels, self.settings.file_aspect
-            decoded = iter(read_images(data, served.model, *limits))
+            decoded = iter(read_images(data, served.model, *limits, names))
 
             def read(image: GivenImage) -> Photograph:
                 if isinstance(image, schemas.Sample):

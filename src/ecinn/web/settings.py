@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,8 +18,11 @@ MAX_ALPHA = 5.0
 """Far beyond α₁ the decoder shows nothing recognisable."""
 MAX_ROWS = 256
 """Rows of an image that is given as numbers."""
+TOKEN = "ECINN_TOKEN"
 PREFIX = "ECINN_SERVE_"
 """Start of the environment variables that set limits, such as ECINN_SERVE_CONNECTIONS."""
+KUBERNETES = f"{PREFIX}(SERVICE|PORT)(_|$)"
+"""Variables that Kubernetes sets for a service called ecinn-serve."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,35 @@ class Settings:
 def read_settings(given: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read settings as NAME=VALUE, and those not given from the environment.
 
-    Values of `hosts` and `trusted_proxies` are separated by commas.
+    Values of `hosts` and `trusted_proxies` are separated by commas. The token of the environment
+    is checked here too, before models are loaded.
 
     >>> read_settings(["connections=9"], {"ECINN_SERVE_HOSTS": "a.example,b.example"}).hosts
     ('a.example', 'b.example')
     """
+    check_token(environment.get(TOKEN) or None)
     kinds = {field.name: field.type for field in fields(Settings)}
-    texts = {
-        name: text for name in kinds if (text := environment.get(f"{PREFIX}{name.upper()}", ""))
-    }
+    limits = {f"{PREFIX}{name.upper()}": name for name in kinds}
+    texts = {}
+    for variable, text in environment.items():
+        if variable in limits and text:
+            texts[limits[variable]] = text
+        elif variable.startswith(PREFIX) and text and not re.match(KUBERNETES, variable):
+            raise InputError(f"{variable} sets no limit; there are: {', '.join(limits)}")
     for setting in given:
         name, _, text = setting.partition("=")
         if name not in kinds:
             raise InputError(f"there is no limit {name!r}; there are: {', '.join(kinds)}")
         texts[name] = text
     return Settings(**{name: _value(name, text, kinds[name]) for name, text in texts.items()})
+
+
+def check_token(token: str | None) -> None:
+    """Refuse tokens that clients would send in different bytes, or not at all."""
+    if token is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", token):
+        raise InputError(
+            f"the token ({TOKEN}) must be printable ASCII without spaces around it: choose another"
+        )
 
 
 def _value(name: str, text: str, kind: Any) -> Any:  # noqa: ANN401

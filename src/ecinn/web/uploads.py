@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import io
 import itertools
 import re
@@ -53,15 +54,38 @@ def decode_base64(text: str) -> bytes:
 
 
 def read_images(
-    files: Sequence[bytes], model: Model, max_pixels: int, max_aspect: int = 20
+    files: Sequence[bytes],
+    model: Model,
+    max_pixels: int,
+    max_aspect: int = 20,
+    names: Sequence[str] = (),
 ) -> list[Photograph]:
-    """Decode image files for a model, after checking the headers of all."""
-    images = []
+    """Decode image files for a model, after checking the headers of all.
+
+    Args:
+        names: of the files, for errors.
+    """
+    images, photographs = [], []
+    name = iter(names)
     for data in files:
-        image = _open(data, max_pixels, max_aspect)
+        with _named(next(name, "")):
+            image = _open(data, max_pixels, max_aspect)
         images.append(image)
         max_pixels -= _cost(image)
-    return [model.photograph(_decode(image)) for image in images]
+    name = iter(names)
+    for image in images:
+        with _named(next(name, "")):
+            photographs.append(model.photograph(_decode(image)))
+    return photographs
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin errors with the name of the file."""
+    try:
+        yield
+    except EcinnError as error:
+        raise type(error)(f"{name}: {error}" if name else str(error)) from None
 
 
 def _open(data: bytes, max_pixels: int, max_aspect: int) -> Image.Image:
