@@ -9,9 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ecinn import equations
 from ecinn.bulk.rows import Explainer, Request, Row
 from ecinn.errors import EcinnError
 from ecinn.model import Model
+from ecinn.pixels import to_uint8
 from helpers.builders import random_images, small_cnn, small_model, with_default
 from helpers.datasets import png
 
@@ -111,6 +113,14 @@ def test_a_target_that_is_the_prediction_and_a_damaged_file_are_rows_of_their_ow
             elif row["target"] == "abc"[p]:
                 assert row["error"] == f"already predicted as {'abc'[p]}"
                 assert (row["predicted"], "counterfactual" in row) == (row["target"], False)
+                e = model.explain(files[int(row["key"])], (p + 1) % 3)
+                (image,) = e.to_dict()["images"]
+                for key in ("posterior", "log_p"):
+                    assert row[key] == pytest.approx(image[key], rel=1e-4, abs=1e-5)
+                for key in ("typical", "out_of_distribution"):
+                    assert row[key] == image[key]
+                assert row["notes"] == [n for n in image["notes"] if not n.startswith("to ")]
+                assert any(note.startswith("out of distribution") for note in row["notes"])
             else:
                 assert_as_explained(row, model, files[int(row["key"])])
     (unread,) = (row for row in rows_of(model, files) if row["key"] == "4")
@@ -121,9 +131,12 @@ def test_a_student_is_verified_on_its_classifier_which_is_not_asked_twice() -> N
     checkpoint = replace(small_model().checkpoint, class_names=("a", "b", "c"))
     files = [png(image) for image in random_images(6, 1, 3, seed=23).images]
     reader, other = Reader(), Reader()
-    rows = rows_of(Model(checkpoint, "cpu", reader), files, targets=(0, 1))
     model = Model(checkpoint, "cpu", other)
+    rows = rows_of(Model(checkpoint, "cpu", reader), files, targets=(0, 1))
     explained = [row for row in rows if "error" not in row]
+    for row in (row for row in rows if "error" in row):
+        answer = other.predict(to_uint8(model.pixels(files[int(row["key"])])))[0].tolist()
+        assert [*row["answer"].values()] == pytest.approx(answer, abs=1e-4)
     assert reader.asked == len(files) + sum(row["queries"] for row in explained)
     assert len(explained) < len(rows) == 12
     for row in explained:
@@ -162,6 +175,24 @@ def test_too_little_memory_makes_smaller_batches_and_loses_nothing(monkeypatch) 
     monkeypatch.setattr(model, "encode_with_log_det", lambda x: scarce(x, 0))
     with pytest.raises(EcinnError, match="--device cpu"):
         rows_of(model, files)
+
+
+def test_a_picture_that_is_its_target_is_encoded_and_nothing_else(monkeypatch) -> None:
+    model = small_model()
+    files = [png(image) for image in random_images(9, 1, 3, seed=22).images]
+    z, p = model.encode(files), model.predict(files).argmax(1)
+    files = [file for file, label in zip(files, p.tolist(), strict=True) if label == 1]
+    calls = iter([model.encode_with_log_det])
+    monkeypatch.setattr(model, "encode_with_log_det", lambda x: next(calls)(x))
+    monkeypatch.setattr(model, "decode", lambda _: pytest.fail("it is not needed"))
+    rows = rows_of(model, files, targets=(1,))
+    assert [row["error"] for row in rows] == ["already predicted as b"] * len(files)
+    nan = torch.full_like(z[p == 1], torch.nan)
+    monkeypatch.setattr(model, "encode_with_log_det", lambda _: (nan, nan[:, 0]))
+    label = int(equations.predicted_class(nan, model.mu)[0])
+    for row in rows_of(model, files, targets=(label,)):
+        assert {*row} == {"key", "predicted", "target", "error"}
+        assert "overflows" in row["error"]
 
 
 def test_a_network_that_overflows_is_a_row_with_an_error(monkeypatch) -> None:

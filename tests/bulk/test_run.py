@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import inspect
 import io
 import json
 import os
@@ -14,17 +15,18 @@ import tarfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
 import ecinn
-from ecinn.bulk.run import Job
+from ecinn.bulk.run import Job, Summary
 from ecinn.data.streams import open_stream
 from helpers.builders import random_images, small_model
 from helpers.command_line import fails, run
@@ -91,6 +93,7 @@ def test_webdataset_holds_the_same_as_parquet(model: Path, pictures: Path, tmp_p
         for row in parquet.read_table(tmp_path / "p").to_pylist()
     ]
     assert len(rows) == len(expected) == 2 * PICTURES
+    assert all("error" in row for row in rows)
     for row, other in zip(rows, expected, strict=True):
         for name in ("certificate", "tipping_certificate"):
             if name in other:
@@ -156,7 +159,8 @@ def test_a_killed_run_continues_without_loss_or_repetition(
     assert not [*out.glob(".part*")]
     assert table(out).equals(whole)
     assert Counter(table(out)["key"].to_pylist()) == {f"{n:02}.png": 2 for n in range(LARGE)}
-    assert json.loads(run(*command, out, "--json")[1])["rows"] == 0  # nothing is left to do
+    summary = json.loads(run(*command, out, "--json")[1])
+    assert (summary["rows"], summary["continued"]) == (2 * LARGE, LARGE)  # nothing is left to do
 
 
 def test_a_block_over_which_three_workers_died_stops_a_ray_run(
@@ -242,6 +246,7 @@ def test_another_run_is_refused(
     common = ["bulk", pictures, "--model", model, "--target", "0", "--part-size", 4]
     out = ["--out", tmp_path / "o"]
     assert run(*common, *out)[0] == 0
+    (tmp_path / "o" / ".bulk.lock").unlink()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o").iterdir()}
     if not changed:
         (pictures / "a" / "new.png").write_bytes(b"")
@@ -285,8 +290,122 @@ def test_a_student_without_its_classifier_is_named_as_such(
     )
     assert code == 0
     assert "explaining the student only" in stderr
-    with pytest.raises(ecinn.InputError, match="one picture or more"):
-        ecinn.explain_dataset(pictures, tmp_path / "p", model=model, part_size=-1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "last row"])
+def test_damaged_parts_are_computed_again(
+    damage: str, kind: str, model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    command = ("bulk", pictures, "--model", model, "--target", "a,b", "--part-size", 3,
+               "--format", kind, "--out", tmp_path / "o")  # fmt: skip
+    code, stdout, _ = run(*command)
+    assert (code, "Wrote 22 rows for 11 pictures" in stdout) == (0, True)
+    parts = sorted((tmp_path / "o").glob("part-*"))
+    before = [path.read_bytes() for path in parts]
+    for content, path in zip(before[1:3], parts[1:3], strict=True):
+        end = {"empty": 0, "cut": len(content) // 2, "last row": len(content) - 20}[damage]
+        if (damage, kind) == ("last row", "webdataset"):
+            with tarfile.open(path) as archive:
+                *_, last = archive
+            end = last.offset  # where a tar archive may be cut without anything being amiss
+        path.write_bytes(content[:end])
+    code, stdout, stderr = run(*command)
+    assert code == 0
+    assert stderr.count("damaged parts are computed again: 2") == 1
+    assert "2 of 4 parts were there already" in stdout
+    code, *said = run(*command)
+    assert code == 0
+    assert "4 of 4 parts were there already" in said[0]
+    assert "damaged" not in said[1]
+    assert [path.read_bytes() for path in parts] == before
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_a_repeated_run_counts_the_rows_that_are_there(
+    kind: str, model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    command = ("bulk", pictures, "--model", model, "--target", "a,b", "--part-size", 3,
+               "--format", kind, "--out", tmp_path / "o")  # fmt: skip
+    first = json.loads(run(*command, "--json")[1])
+    assert first["errors"] > 2  # one picture is damaged, others are predicted as a or b
+    (tmp_path / "o" / f"part-00001.{'tar' if kind == 'webdataset' else kind}").unlink()
+    for continued in (3, 4):
+        assert json.loads(run(*command, "--json")[1]) == first | {"continued": continued}
+    code, stdout, _ = run(*command)
+    assert code == 0
+    assert f"22 rows for 11 pictures in {tmp_path / 'o'}" in stdout
+    assert f"Rows without a counterfactual: {first['errors']}" in stdout
+
+
+def test_targets_and_sizes_may_be_arrays_tensors_and_text_with_spaces(
+    model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    def explain(target: object, size: object, out: str) -> Summary:
+        return ecinn.explain_dataset(
+            pictures, tmp_path / out, model=model, target=target, part_size=size
+        )
+
+    for size, targets in enumerate(
+        (
+            (1, "b", " b ", " 1", np.int64(1), np.array(1), torch.tensor(1)),
+            ("b,c", "b, 2", [1, 2], np.array([1, 2]), torch.tensor([1, 2]), [np.int64(1), "c"]),
+            ("all", " all"),
+        ),
+        4,
+    ):
+        first = explain(targets[0], size, str(size))
+        again = [explain(target, np.int64(size), str(size)) for target in targets[1:]]
+        assert again == [replace(first, continued=first.parts)] * len(again)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "dask"}, "one of local, ray"),
+        ({"format": "csv"}, "one of parquet, webdataset"),
+        ({"workers": 3}, "--engine ray"),
+        ({"address": "foo:1"}, "--engine ray"),
+        ({"engine": "ray", "workers": 0}, "1 or more, not 0"),
+        ({"correct": True, "check": False}, "needs the check"),
+        ({"part_size": -1}, "1 or more, not -1"),
+        ({"part_size": 2.5}, "1 or more, not 2.5"),
+        ({"part_size": "3"}, "1 or more, not '3'"),
+        ({"target": np.float64(1.5)}, "a target is a class"),
+        ({"target": np.array([0.5, 1.0])}, "whole numbers"),
+        ({"target": np.array([[0, 1], [1, 2]])}, "targets"),
+        ({"model": small_model()}, "not an object of type Model"),
+        ({"source": np.zeros((2, 8, 8), np.uint8)}, "not an object of type ndarray"),
+        ({"out": None}, "not an object of type NoneType"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    options: dict[str, object], words: str, model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    explain = inspect.unwrap(ecinn.explain_dataset)  # tests check types, users may not
+    with pytest.raises(ecinn.InputError) as error:
+        explain(**{"source": pictures, "out": tmp_path / "o", "model": model, **options})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["source", "out", "model"])
+def test_folders_that_may_not_be_entered_are_one_line(
+    name: str, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def refuse(path: object, *arguments: object, **options: object) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    paths = {"source": pictures, "out": tmp_path / "o", "model": model}
+    paths[name] = tmp_path / "closed" / "x"
+    with pytest.raises(ecinn.InputError, match=f"{paths[name]}: "):
+        ecinn.explain_dataset(**paths)
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "ray"])
@@ -321,6 +440,7 @@ def problems(tmp_path: Path, pictures: Path) -> dict[str, list[object]]:
         "cut.tar is damaged": [shard, *out],
         "no column 'image'": [numbers, *out],
         "no class is called": [pictures, "--target", "8,x", *out],
+        "omit --column": [pictures, "--column", "image", *out],
         "out of range": [pictures, "--target", "11", *out],
         "above 0 and below 1": [pictures, "--confidence", "7", *out],
         "--no-check": [pictures, "--correct", "--no-check", *out],
@@ -343,8 +463,8 @@ def test_problems_are_one_line_and_write_nothing(
         before = {*tmp_path.rglob("*")}
         line = fails("bulk", *arguments, "--model", model)
         assert words in line
-        left = {*tmp_path.rglob("*")} - before
-        assert not [path for path in left if path.name.startswith("part-")]
+        left = {path.name for path in {*tmp_path.rglob("*")} - before}
+        assert left <= ({"o", "_bulk.json", ".bulk.lock"} if "Ray" in words else set())
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])

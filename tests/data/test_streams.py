@@ -45,6 +45,46 @@ def test_blocks_hold_every_picture_once_in_any_order(kind: str, tmp_path: Path) 
         source.close()
 
 
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_files_of_one_name_in_several_folders_have_keys_of_their_own(
+    kind: str, tmp_path: Path
+) -> None:
+    files = [png(image) for image in random_images(5, 1, 3, seed=8).images]
+    write = write_shard if kind == "tar" else write_table
+    for folder, some in (("test", files[:2]), ("train", files[2:])):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / f"a.{kind}", some)
+    source, stream = Blocks(kind), open_stream(tmp_path)
+    found = [(key, load()) for block in stream.blocks(2) for key, load in source.read(block)]
+    ends = [f"{n:03}.png" if kind == "tar" else f"{n}" for n in (0, 1, 0, 1, 2)]
+    folders = ["test", "test", "train", "train", "train"]
+    names = [f"{folder}/a.{kind}/{end}" for folder, end in zip(folders, ends, strict=True)]
+    assert found == [*zip(names, files, strict=True)]
+    alone = open_stream(tmp_path / "test" / f"a.{kind}")
+    assert next(source.read(next(alone.blocks(2))))[0] == f"a.{kind}/{ends[0]}"
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "npy"])
+def test_a_column_is_refused_where_there_is_none(kind: str, tmp_path: Path) -> None:
+    images = random_images(2, 1, 3, seed=9).images
+    path, _ = write_dataset(tmp_path / "in", kind, [png(image) for image in images])
+    with pytest.raises(InputError, match="no Parquet tables"):
+        open_stream(path, "image")
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "shards", "bytes", "npy"])
+def test_data_that_may_not_be_read_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = random_images(2, 1, 3, seed=9).images
+    path, _ = write_dataset(tmp_path / "in", kind, [png(image) for image in images])
+    denied = path / "s-1.tar" if kind == "shards" else path
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != denied)
+    with pytest.raises(InputError) as error:
+        open_stream(path)
+    assert str(error.value) == f"cannot read {denied}: change its permissions"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_version_changes_with_the_pictures(kind: str, tmp_path: Path) -> None:
     images = random_images(9, 1, 3, seed=1).images

@@ -4,8 +4,9 @@ import io
 import json
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,16 +27,17 @@ _OURS = re.compile(r"(\.?part-\d{5,}\.(parquet|tar|try)|\.?_bulk\.json)(\.\w+)?|
 def open_run(folder: Path, about: Mapping[str, Any]) -> Iterator[None]:
     """Begin a run, or continue one about the same; nobody else writes there meanwhile."""
     text = json.dumps(about, indent=1, ensure_ascii=False)
+    about = json.loads(text)
+    with suppress(PermissionError):  # said by `output_folder`
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file: name a folder with --out")
+    output_folder(folder)
+    if folder.exists():  # a folder that is refused is left as it is
+        _check(folder, about)
     with _locked(folder):
-        names = sorted(path.name for path in folder.iterdir())
+        _check(folder, about)
         record = folder / RECORD
-        foreign = [name for name in names if not _OURS.fullmatch(name)]
-        if foreign or (not record.exists() and any(name.startswith("part-") for name in names)):
-            shown = ", ".join((foreign or names)[:3])
-            raise InputError(f"{folder} holds other files ({shown}): choose an empty folder")
-        if record.exists():
-            _check(folder, record, json.loads(text))
-        else:
+        if not record.exists():
             atomic_write(record, f"{text}\n".encode())
         _remove_unfinished(folder)
         try:
@@ -54,9 +56,7 @@ def _remove_unfinished(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes of this machine out, where the system has such locks."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: name a folder with --out")
-    output_folder(folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:
@@ -72,7 +72,15 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check(folder: Path, record: Path, about: Mapping[str, Any]) -> None:
+def _check(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder with other files, or with a run about something else."""
+    names, record = sorted(path.name for path in folder.iterdir()), folder / RECORD
+    foreign = [name for name in names if not _OURS.fullmatch(name)]
+    if foreign or (not record.exists() and any(name.startswith("part-") for name in names)):
+        shown = ", ".join((foreign or names)[:3])
+        raise InputError(f"{folder} holds other files ({shown}): choose an empty folder")
+    if not record.exists():
+        return
     try:
         before = json.loads(record.read_bytes())
         other = [key for key in about if before.get(key) != about[key]]
@@ -94,6 +102,38 @@ def write_part(path: Path, rows: Sequence[Row], class_names: Sequence[str], kind
     """Write the rows of a block, completely or not at all."""
     data = _parquet(rows, class_names) if kind == "parquet" else _webdataset(rows, path)
     atomic_write(path, data)
+
+
+def count_rows(path: Path, kind: Format) -> Counter[str] | None:
+    """Count rows and errors of a finished part; None if it is missing or damaged."""
+    return _count_parquet(path) if kind == "parquet" else _count_webdataset(path)
+
+
+def _count_parquet(path: Path) -> Counter[str] | None:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as table:
+            reasons = table.read(columns=["error"])["error"]
+    except (OSError, KeyError, pyarrow.ArrowException):
+        return None
+    return Counter(rows=len(reasons), errors=len(reasons) - reasons.null_count)
+
+
+def _count_webdataset(path: Path) -> Counter[str] | None:
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            names = archive.getnames()
+            file.seek(archive.offset)
+            end = file.read()
+    except (OSError, tarfile.TarError):
+        return None
+    if len(end) < 2 * tarfile.BLOCKSIZE or any(end):  # members may be missing
+        return None
+    rows = sum(name.endswith(".json") for name in names)
+    explained = sum(name.endswith(f".{PICTURES[0]}.png") for name in names)
+    return Counter(rows=rows, errors=rows - explained)
 
 
 def _parquet(rows: Sequence[Row], class_names: Sequence[str]) -> bytes:
@@ -141,7 +181,7 @@ def _webdataset(rows: Sequence[Row], path: Path) -> bytes:
     with tarfile.open(fileobj=sink, mode="w") as archive:
         for number, row in enumerate(rows):
             name = f"{path.stem.removeprefix('part-')}-{number:06}"
-            text = {key: value for key, value in row.items() if key not in PICTURES}
+            text = {"error": None} | {k: v for k, v in row.items() if k not in PICTURES}
             files = {"json": json.dumps(text, ensure_ascii=False).encode()}
             files |= {f"{key}.png": row[key] for key in PICTURES if row.get(key)}
             for suffix, content in files.items():

@@ -2,18 +2,20 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ecinn import equations
+from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.data.streams import Item
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.errors import EcinnError, InputError
@@ -35,6 +37,7 @@ TARGET = (
     "bent", "queries", "corrections", "passes", "third_class",
 )  # fmt: skip
 """Keys of the JSON of an explanation that become columns, besides its certificates."""
+OVERFLOWS = "unlike all training images: the network overflows"
 Row = dict[str, Any]
 Read = tuple[Tensor, tuple[str, ...]] | str
 """Pixels and notes of a picture, or why it cannot be read."""
@@ -152,8 +155,13 @@ class Explainer:
             [{"predicted": names[predicted], "target": names[target]} for target in targets]
             for predicted, targets in zip(p.tolist(), q.tolist(), strict=True)
         ]
-        for picture, place in own.nonzero().tolist():
-            rows[picture][place]["error"] = f"already predicted as {names[int(p[picture])]}"
+        if bool(own.any()):
+            picture, place = own.nonzero().T
+            answered = None if answers is None else answers[picture]
+            made = [remarks[n] for n in picture.tolist()]
+            known = _known(model, z[picture], log_det[picture], p[picture], answered, made)
+            for n, m, about in zip(picture.tolist(), place.tolist(), known, strict=True):
+                rows[n][m] |= {"error": f"already predicted as {rows[n][m]['target']}", **about}
         # Pictures that are predicted as a target have one target less than the others.
         for has_own in (False, True):
             chosen = (own.any(1) == has_own).nonzero()[:, 0]
@@ -184,6 +192,33 @@ class Explainer:
         return rows
 
 
+def _known(
+    model: Model,
+    z: Float[Tensor, "batch dim"],
+    log_det: Float[Tensor, " batch"],
+    p: Int[Tensor, " batch"],
+    answers: Float[Tensor, "batch classes"] | None,
+    remarks: Sequence[tuple[str, ...]],
+) -> Iterator[Row]:
+    """Yield what each picture's latent says about it, so that no network is evaluated."""
+    log_p = equations.log_marginal(equations.log_likelihood(z, log_det, model.mu))
+    flags = model.ood.flags(z, z - model.mu_bar[p], log_p)
+    read = {"posterior": equations.log_posterior(z, model.mu, model.tau).exp()}
+    if answers is not None:
+        read["answer"] = answers
+    for n, (density, flagged) in enumerate(zip(log_p.tolist(), flags.tolist(), strict=True)):
+        if not isfinite(density):
+            yield {"error": OVERFLOWS}
+            continue
+        reasons = [reason for reason, flag in zip(REASONS, flagged, strict=True) if flag]
+        why = ", ".join(IN_WORDS[reason] for reason in reasons)
+        row: Row = {"log_p": density, "typical": not reasons, "out_of_distribution": reasons}
+        row["notes"] = [*remarks[n], *([f"out of distribution: {why}"] if reasons else [])]
+        for key, values in read.items():
+            row[key] = dict(zip(model.class_names, values[n].tolist(), strict=True))
+        yield row
+
+
 def _reason(failure: Exception) -> str:
     if isinstance(failure, InputError):
         return _text(str(failure))
@@ -204,7 +239,7 @@ def _rows(pool: Executor, e: Explanation, *, tipping_point: bool) -> Iterator[Ro
     tips = pool.map(_png, e.stored_tipping_point.flatten(0, 1)) if tipping_point else repeat(None)
     for (image, target), good, picture, tip in zip(pairs, finite.tolist(), pictures, tips):  # noqa: B905
         if not good:
-            yield {"error": "unlike all training images: the network overflows"}
+            yield {"error": OVERFLOWS}
             continue
         yield {
             **{key: image[key] for key in IMAGE if key in image},

@@ -1,17 +1,20 @@
 """Explain a whole dataset into numbered parts; a stopped run continues where it stopped."""
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
+from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, SupportsIndex, get_args
 
 import torch
 
 from ecinn.blackbox.files import FILE as CLASSIFIER_FILE
 from ecinn.blackbox.files import file_hash
-from ecinn.bulk.parts import Format, open_run, part_path, write_part
+from ecinn.bulk.parts import Format, count_rows, open_run, part_path, write_part
 from ecinn.bulk.rows import Explainer, Request
 from ecinn.classifier.checkpoint import MODEL_FILE, SHIPPED, shipped_models
 from ecinn.classifier.tensor_files import find_file
@@ -20,7 +23,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import checked_confidence
 from ecinn.explanation.result import Confidence
 from ecinn.explanation.targets import given_targets
-from ecinn.model import Model, load
+from ecinn.model import Model, Number, TargetsLike, load
 from ecinn.progress import Observer, Progress, ignore
 
 PART_BYTES = 16 * 2**20
@@ -45,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of a run; `parts` includes the `continued` parts that an earlier run wrote."""
+    """Counts of all parts, also of the `continued` ones, which an earlier run wrote."""
 
     pictures: int
     rows: int
@@ -86,23 +89,33 @@ def load_model(job: Job) -> Model:
     return model
 
 
+@contextmanager
+def _with_permission() -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        place = error.filename or error
+        raise InputError(f"no access to {place}: change its permissions") from error
+
+
+@_with_permission()
 def explain_dataset(
     source: str | Path,
     out: str | Path,
     *,
     model: str | Path,
-    target: str | int | Sequence[int | str] = "all",
-    column: str = COLUMN,
-    confidence: Confidence | None = None,
+    target: TargetsLike = "all",
+    column: str | None = None,
+    confidence: Confidence | Number | None = None,
     check: bool = True,
     correct: bool = False,
     classifier: bool = True,
     tipping_point: bool = False,
     format: Format = "parquet",
-    part_size: int | None = None,
+    part_size: SupportsIndex | None = None,
     engine: Engine = "local",
     address: str | None = None,
-    workers: int | None = None,
+    workers: SupportsIndex | None = None,
     device: str = "auto",
     observe: Observer = ignore,
     note: Callable[[str], object] = lambda _: None,
@@ -118,7 +131,8 @@ def explain_dataset(
         out: a new folder, or that of the run to continue.
         model: a model's name or path.
         target: a class by name or number, several, or "all" for all but the prediction.
-        column: the column of Parquet files that holds pictures.
+        column: the column of Parquet files that holds pictures; None for "image".
+        correct: as for `Model.explain`; it needs `check`.
         classifier: verify a distilled model on the classifier that it explains.
         tipping_point: also store tipping points as pictures.
         format: "parquet" or "webdataset".
@@ -129,11 +143,22 @@ def explain_dataset(
         observe: is told how many pictures are done.
         note: is told what a person should know, such as files that were ignored.
     """
-    source, out = Path(source), Path(out)
+    source = _path("the path of the input, such as a .npy file of an array", source)
+    out = _path("the path of a folder for the parts", out)
+    if not isinstance(model, str):
+        model = _path("a model's name, or the path that it was saved to", model)
     if confidence is not None:
         confidence = checked_confidence(confidence)
-    if part_size is not None and part_size < 1:
-        raise InputError(f"a part holds one picture or more, not {part_size}")
+    part_size = _count("the number of pictures of a part", part_size)
+    workers = _count("the number of workers", workers)
+    if format not in get_args(Format):
+        raise InputError(f"the format is one of {', '.join(get_args(Format))}, not {format!r}")
+    if engine not in get_args(Engine):
+        raise InputError(f"the engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
+    if engine == "local" and (address is not None or workers is not None):
+        raise InputError("--address and --workers are for --engine ray: add it")
+    if correct and not check:
+        raise InputError("--correct needs the check: leave out --no-check (check=False)")
     if out.absolute() == source.absolute() or source.absolute() in out.absolute().parents:
         raise InputError(f"{out} lies inside the input: choose another folder with --out")
     if format == "parquet":
@@ -141,7 +166,8 @@ def explain_dataset(
     if engine == "ray":
         from ecinn.bulk.many_machines import explain_blocks
     where = str(model) if str(model) in shipped_models() else str(Path(model).absolute())
-    job = Job(where, str(out.absolute()), format, column, device, classifier=classifier)
+    named = COLUMN if column is None else column
+    job = Job(where, str(out.absolute()), format, named, device, classifier=classifier)
     explained = load_model(job if engine == "local" else replace(job, device="cpu"))
     names = explained.class_names
     request = Request(_targets(explained, target), confidence, check, correct, tipping_point)
@@ -166,8 +192,14 @@ def explain_dataset(
         if not classifier and " " in _model_hash(model, classifier=True):
             note("explaining the student only; its classifier is not queried")
         blocks = list(stream.blocks(size))
-        todo = [b for b in blocks if not part_path(out, b.number, format).exists()]
+        finished = {b.number: count_rows(part_path(out, b.number, format), format) for b in blocks}
+        todo = [block for block in blocks if finished[block.number] is None]
+        if damaged := sum(part_path(out, b.number, format).exists() for b in todo):
+            note(f"damaged parts are computed again: {damaged:,}")
         done = len(stream) - sum(block.count for block in todo)
+        total = Counter(pictures=done, rows=0, errors=0)
+        for counts in filter(None, finished.values()):
+            total.update(counts)
 
         def report(count: int) -> None:
             nonlocal done
@@ -182,7 +214,7 @@ def explain_dataset(
         elif todo:
             worker = Worker(job, explained)
             every = (worker.explain(block, report) for block in todo)
-        total, said = Counter(pictures=0, rows=0, errors=0), set[str]()
+        said = set[str]()
         for counts, notes in every:
             total.update(counts)
             for sentence in {*notes} - said:
@@ -191,18 +223,32 @@ def explain_dataset(
     return Summary(**total, parts=len(blocks), continued=len(blocks) - len(todo))
 
 
-def _targets(
-    model: Model, target: str | int | Sequence[int | str]
-) -> tuple[int, ...] | Literal["all"]:
+def _path(what: str, value: Any) -> Path:  # noqa: ANN401
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"give {what}, not an object of type {type(value).__name__}")
+    return Path(value)
+
+
+def _count(what: str, value: Any) -> int | None:  # noqa: ANN401
+    try:
+        count = None if value is None else index(value)
+    except TypeError:
+        count = 0
+    if count is not None and count < 1:
+        raise InputError(f"{what} is a whole number of 1 or more, not {value!r}")
+    return count
+
+
+def _targets(model: Model, target: TargetsLike) -> tuple[int, ...] | Literal["all"]:
     """Return class numbers, each once; text may name several classes, with commas."""
-    if isinstance(target, str) and target not in ("all", *model.class_names):
-        target = target.split(",")
+    if isinstance(target, str) and target not in model.class_names:
+        names = [name.strip() for name in target.split(",")]
+        target = names if len(names) > 1 else names[0]
     numbers = model.targets(target)
-    if numbers == "all":
+    if isinstance(numbers, str):
         return "all"
-    asked = [numbers] if isinstance(numbers, int) else [*numbers]
-    given_targets(asked, torch.zeros(1, dtype=torch.long), len(model.class_names))
-    return tuple(dict.fromkeys(asked))
+    q = given_targets(numbers, torch.zeros(1, dtype=torch.long), len(model.class_names))
+    return tuple(dict.fromkeys(q[0].tolist()))
 
 
 def _model_hash(model: str | Path, *, classifier: bool) -> str:

@@ -22,7 +22,6 @@ from ecinn.cli.app import (
     print_json,
 )
 from ecinn.cli.progress import bars
-from ecinn.errors import InputError
 
 
 class Format(StrEnum):
@@ -54,7 +53,10 @@ def bulk(
     target: Annotated[
         str, typer.Option(help="Classes to explain against, with commas, or all others.")
     ] = "all",
-    column: Annotated[str, typer.Option(help="Column of Parquet that holds pictures.")] = "image",
+    column: Annotated[
+        str | None,
+        typer.Option(help="Column of Parquet that holds pictures.", show_default="image"),
+    ] = None,
     confidence: RequestedConfidence = None,
     correct: Correct = False,
     check: Check = True,
@@ -84,10 +86,6 @@ def bulk(
     """Explain a whole dataset: a row for every picture and target; restart to continue."""
     from ecinn.bulk.run import explain_dataset
 
-    if correct and not check:
-        raise InputError("--correct needs the check: leave out --no-check")
-    if engine is Engine.LOCAL and (address is not None or workers is not None):
-        raise InputError("--address and --workers are for --engine ray: add it")
     with bars() as observe:
         summary = explain_dataset(
             source,
@@ -112,10 +110,11 @@ def bulk(
     if json_output:
         print_json(asdict(summary) | {"out": str(out_dir)})
         return
+    counts = f"{summary.rows:,} rows for {summary.pictures:,} pictures"
     if summary.continued:
         out.print(f"{summary.continued:,} of {summary.parts:,} parts were there already")
-    out.print(
-        f"Wrote {summary.rows:,} rows for {summary.pictures:,} pictures to {plain(str(out_dir))}"
-    )
+        out.print(f"All parts together: {counts} in {plain(str(out_dir))}")
+    else:
+        out.print(f"Wrote {counts} to {plain(str(out_dir))}")
     if summary.errors:
         out.print(f"Rows without a counterfactual: {summary.errors:,} (see the column error)")

@@ -1,6 +1,7 @@
 """Pictures without labels, read in blocks: folders, zips, WebDataset shards, Parquet, arrays."""
 
 import lzma
+import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ class Block:
     count: int
     names: tuple[str, ...] = ()
     """Names of the pictures in a folder or zip archive; empty for other files."""
+    file: str = ""
+    """The file's path inside the input, with which keys in shards and tables begin."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class Stream:
     """List the files that hold pictures, with their counts; `Blocks` reads the pictures."""
 
     kind: Kind
+    folder: Path
     files: tuple[tuple[str, int], ...]
-    """The path of every file, or of one folder, and its number of pictures."""
+    """The path inside `folder` of every file, or of one folder, and its number of pictures."""
     names: Sequence[str]
     version: str
     """Changes when the pictures change."""
@@ -66,34 +70,50 @@ class Stream:
     def blocks(self, size: int) -> Iterator[Block]:
         """Cut every file into blocks of this size, numbered from 0."""
         number = 0
-        for path, count in self.files:
+        for file, count in self.files:
+            path = str(self.folder / file)
             for start in range(0, count, size):
                 stop = min(start + size, count)
-                yield Block(number, path, start, stop - start, tuple(self.names[start:stop]))
+                names = tuple(self.names[start:stop])
+                yield Block(number, path, start, stop - start, names, file)
                 number += 1
 
 
-def open_stream(source: Path, column: str = COLUMN, observe: Observer = ignore) -> Stream:
-    """Count the pictures of a source; none is read yet."""
+def open_stream(source: Path, column: str | None = None, observe: Observer = ignore) -> Stream:
+    """Count the pictures of a source; none is read yet.
+
+    Args:
+        column: the column of Parquet tables that holds pictures, None for the usual one.
+    """
     if not source.exists():
         raise InputError(f"there is no {source}: give {KINDS}")
     source = source.absolute()
+    _check_access(source)
     kind, files, notes = _files(source)
+    if column is not None and kind != "parquet":
+        raise InputError(f"{source} holds no Parquet tables, which have columns: omit --column")
     if kind in ("folder", "zip"):
         names = tuple(files)
-        found: tuple[tuple[str, int], ...] = ((str(source), len(names)),)
-        return Stream(kind, found, names, ImageFiles(source, names).fingerprint(), notes)
+        version = ImageFiles(source, names).fingerprint()
+        return Stream(kind, source.parent, ((source.name, len(names)),), names, version, notes)
+    column = COLUMN if column is None else column
     counts = []
     folder = source if source.is_dir() else source.parent
     for done, name in enumerate(files, 1):
-        counts.append((str(folder / name), _count(kind, folder / name, column)))
+        _check_access(folder / name)
+        counts.append((name, _count(kind, folder / name, column)))
         if len(files) > 1:
             observe(Progress("listing pictures", done, len(files)))
-    empty = tuple(f"{Path(path).name} holds no pictures" for path, count in counts if not count)
+    empty = tuple(f"{name} holds no pictures" for name, count in counts if not count)
     if len(empty) == len(counts):
         raise InputError(f"{source} holds no pictures: give {KINDS}")
     version = ImageFiles(folder, tuple(files)).fingerprint(f"{kind} {column}")
-    return Stream(kind, tuple(counts), (), version, (*notes, *empty))
+    return Stream(kind, folder, tuple(counts), (), version, (*notes, *empty))
+
+
+def _check_access(path: Path) -> None:
+    if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        raise InputError(f"cannot read {path}: change its permissions")
 
 
 def _files(source: Path) -> tuple[Kind, list[str], tuple[str, ...]]:
@@ -135,7 +155,7 @@ def _kind(name: str) -> Kind | None:
 
 def _count(kind: Kind, path: Path, column: str) -> int:
     if kind == "tar":
-        return sum(1 for _ in _tar(path))
+        return sum(1 for _ in _tar(path, path.name))
     return len(_array(path)) if kind == "npy" else _open_parquet(path, column).metadata.num_rows
 
 
@@ -171,12 +191,15 @@ class Blocks:
 
     def _following(self, path: Path, block: Block) -> Iterator[Item]:
         if self._kind == "tar":
-            self._items = self._items if self._position else _tar(path)
+            self._items = self._items if self._position else _tar(path, block.file)
             skip = block.start - self._position
         else:
             if not self._position or block.start != self._position:
-                open_at = _parquet if self._kind == "parquet" else _rows
-                self._items = open_at(path, self._column, block.start)
+                self._items = (
+                    _parquet(path, block.file, self._column, block.start)
+                    if self._kind == "parquet"
+                    else _rows(path, block.start)
+                )
             skip = 0
         for number, item in enumerate(islice(self._items, skip + block.count)):
             self._position = block.start - skip + number + 1
@@ -186,7 +209,7 @@ class Blocks:
             raise InputError(f"{path} has changed since its pictures were counted: start again")
 
 
-def _tar(path: Path) -> Iterator[Item]:
+def _tar(path: Path, file: str) -> Iterator[Item]:
     """Yield the pictures of a WebDataset shard; other members of a sample are not read."""
     suffixes = image_suffixes()
     try:
@@ -195,7 +218,7 @@ def _tar(path: Path) -> Iterator[Item]:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all
                 name = PurePosixPath(member.name)
                 if member.isreg() and name.suffix.lower() in suffixes and name.name[0] != ".":
-                    yield f"{path.name}/{member.name}", partial(_content, archive, member)
+                    yield f"{file}/{member.name}", partial(_content, archive, member)
             # A damaged header ends an archive without an error: only zeros may follow the end.
             assert archive.fileobj is not None
             archive.fileobj.seek(archive.offset)
@@ -242,7 +265,7 @@ def _open_parquet(path: Path, column: str) -> Any:  # noqa: ANN401
     return table
 
 
-def _parquet(path: Path, column: str, start: int) -> Iterator[Item]:
+def _parquet(path: Path, file: str, column: str, start: int) -> Iterator[Item]:
     """Yield the pictures of a column from a row on; damaged row groups raise for every row."""
     import pyarrow
 
@@ -256,12 +279,12 @@ def _parquet(path: Path, column: str, start: int) -> Iterator[Item]:
             for batch in table.iter_batches(ROWS, row_groups=[group], columns=[column]):
                 for value in batch.column(0):
                     if row >= start:
-                        yield f"{path.name}/{row}", partial(_value, value, path.parent)
+                        yield f"{file}/{row}", partial(_value, value, path.parent)
                     row += 1
         except (OSError, pyarrow.ArrowException) as error:
-            reason = InputError(f"row group {group} of {path.name} is damaged ({error})")
+            reason = InputError(f"row group {group} of {file} is damaged ({error})")
             for damaged in range(max(row, start), stop):
-                yield f"{path.name}/{damaged}", partial(_fail, reason)
+                yield f"{file}/{damaged}", partial(_fail, reason)
             row = stop
 
 
@@ -288,7 +311,7 @@ def _array(path: Path) -> np.ndarray:
     return array
 
 
-def _rows(path: Path, _column: str, start: int) -> Iterator[Item]:
+def _rows(path: Path, start: int) -> Iterator[Item]:
     array = _array(path)
     return (
         (str(row), partial(np.array, array[row : row + 1])) for row in range(start, len(array))
