@@ -357,10 +357,9 @@ def search(script: Callable[[float], float], confidence: float) -> tuple[list[fl
     shares = torch.tensor([[0.0, *map(script, FIRST)]], dtype=torch.float64)
     shares[0, 0] = script(0.0)
     answers = torch.stack([1 - shares, shares], -1)
-    found = LineSearch(answers[:, 0], torch.tensor([0]), torch.tensor([1]), confidence)
     classifier = Scripted(script)
     first = (alphas, alphas[:, :, None, None, None].clone(), answers[:, 1:].clone())
-    correct_alpha(classifier, line, found, first)
+    found = correct_alpha(classifier, line, answers[:, 0], torch.tensor([0]), confidence, first)
     return classifier.tried, found
 
 

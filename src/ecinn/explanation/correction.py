@@ -208,14 +208,17 @@ class LineSearch:
 def correct_alpha(
     classifier: InvertibleClassifier,
     line: Line,
-    search: LineSearch,
+    original: Answers,
+    p: Int[Tensor, " pairs"],
+    confidence: float | None,
     first: tuple[Float[Tensor, "pairs points"], Tensor, Float[Tensor, "pairs points classes"]],
-) -> None:
+) -> LineSearch:
     """Search until the model classifies its own stored images as requested.
 
     Every correction costs one decode and one encode, of these images only.
 
     Args:
+        original: the posteriors of the images themselves.
         first: α, images and stored posteriors of the counterfactuals, which are evaluated already,
             and of the tipping points; without these, no tipping points are searched for.
     """
@@ -231,12 +234,14 @@ def correct_alpha(
             answer[new] = stored_posterior(classifier, image[new])
         return image, answer
 
+    search = LineSearch(original, p, line.q, confidence)
     queries = alphas.shape[1] + MAX_CORRECTIONS
     search.run(ask, queries, guesses=alphas.T, tipping=alphas.shape[1] > 1)
     # The search leaves out a first tipping point outside of its bracket, which may be the best.
     everywhere = torch.arange(len(alphas), device=alphas.device)
     for place in range(alphas.shape[1]):
         search.consider(everywhere, alphas[:, place], images[:, place], answers[:, place])
+    return search
 
 
 def shortfall(

@@ -151,8 +151,8 @@ def explain(
     elif correct:
         decoded, points = _decode(classifier, z, line, plain, check=True)
         original = log_posterior.exp().repeat_interleave(q.shape[1], 0)
-        search = LineSearch(original, from_class.flatten(), q.flatten(), wanted)
-        correct_alpha(classifier, line.flat(), search, points.flat())
+        pairs = (line.flat(), original, from_class.flatten())
+        search = correct_alpha(classifier, *pairs, wanted, points.flat())
         ends = _found(classifier, line, search, own=True)
         steps = _steps(path, ends.alpha[..., 0])
         if path is not None:  # it ends at the corrected counterfactual
