@@ -19,9 +19,8 @@ from ecinn.classifier.out_of_distribution import IN_WORDS, REASONS
 from ecinn.data.streams import Item
 from ecinn.drawing.pictures import image_array, png_bytes, to_image
 from ecinn.errors import EcinnError, InputError
-from ecinn.explanation.counterfactual import explain
+from ecinn.explanation.counterfactual import Known, explain
 from ecinn.explanation.files import to_dict
-from ecinn.explanation.known import KnownAnswers, KnownLatents
 from ecinn.explanation.result import Confidence, Explanation
 from ecinn.explanation.targets import given_targets
 from ecinn.model import Model
@@ -168,20 +167,19 @@ class Explainer:
             others = q[chosen][~own[chosen]]
             if not len(others):
                 continue
-            x_c, reader = x[chosen], None
-            if model.reader is not None and answers is not None:
-                reader = KnownAnswers(model.reader, to_uint8(x_c), answers[chosen])
+            read = None if answers is None else answers[chosen]
             e = explain(
-                KnownLatents(model, x_c, z[chosen], log_det[chosen]),
+                model,
                 model.mu_bar,
-                x_c,
+                x[chosen],
                 others.reshape(len(chosen), -1),
                 confidence=model.request(request.confidence)[0],
                 check=request.check,
                 correct=request.correct,
                 ood=model.ood,
                 class_names=names,
-                reader=reader,
+                reader=model.reader,
+                known=Known(z[chosen], log_det[chosen], read),
             )
             places = chosen.tolist()
             said = tuple(remarks[place] for place in places)

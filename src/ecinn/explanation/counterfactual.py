@@ -77,6 +77,14 @@ def convincing_latent(
     return equations.corrected_latent(z, alpha, delta)
 
 
+class Known(NamedTuple):
+    """Latents and log-determinants of images, and the reader's answers, if there is a reader."""
+
+    z: Float[Tensor, "batch dim"]
+    log_det: Float[Tensor, " batch"]
+    answers: Float[Tensor, "batch classes"] | None = None
+
+
 def explain(
     classifier: InvertibleClassifier,
     mu_bar: Float[Tensor, "classes dim"],
@@ -90,6 +98,7 @@ def explain(
     ood: OODDetector | None = None,
     class_names: Sequence[str] | None = None,
     reader: Reader | None = None,
+    known: Known | None = None,
 ) -> Explanation:
     """Explain every image against every target with one encode and one decode.
 
@@ -105,6 +114,7 @@ def explain(
         ood: flags images that are out of distribution.
         reader: the classifier to explain, if `classifier` is its student: p is what the reader
             says, and α is corrected until it reads the stored images as requested.
+        known: what has been computed of x already.
     """
     confidence = checked_confidence(confidence)
     wanted = None if confidence == ALPHA_1 else confidence
@@ -118,10 +128,11 @@ def explain(
             f"the classifier has {classes} class means of shape {tuple(mu.shape)}, but mu_bar is "
             f"of shape {tuple(mu_bar.shape)} and there are {len(names)} class names"
         )
-    z, log_det = classifier.encode_with_log_det(x)
+    z, log_det = classifier.encode_with_log_det(x) if known is None else known[:2]
     predicted = equations.predicted_class(z, mu)
     if reader is not None:
-        read = reader.predict(to_uint8(x)).to(z)
+        answers = None if known is None else known.answers
+        read = (reader.predict(to_uint8(x)) if answers is None else answers).to(z)
         predicted = read.argmax(1)
     q = given_targets(target, predicted, classes)
     explained, skipped = skip_predicted(q, predicted, names)
@@ -163,12 +174,12 @@ def explain(
         ends, points = points.at(slice(2)), points.at(slice(2, None))
     end, tipping = ends.at(0), ends.at(1)
     log_p = equations.log_marginal(equations.log_likelihood(z, log_det, mu))
-    answers = (None, None)
+    said = (None, None)
     if verified is not None:
         found = (verified.search.end, verified.search.tipping_point)
-        answers = tuple(best.answer.unflatten(0, q.shape) for best in found)
-    convincing_certificate = _certificate(end, q, answers[0])
-    tipping_certificate = _certificate(tipping, q, answers[1])
+        said = tuple(best.answer.unflatten(0, q.shape) for best in found)
+    convincing_certificate = _certificate(end, q, said[0])
+    tipping_certificate = _certificate(tipping, q, said[1])
     # Without correction, p and q tie before rounding.
     tied = tipping_certificate.verdict if search else tipping.reading.posterior
     return Explanation(

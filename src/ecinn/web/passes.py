@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ecinn import equations
 from ecinn.errors import InputError
-from ecinn.explanation.counterfactual import explain
-from ecinn.explanation.known import KnownAnswers, KnownLatents
+from ecinn.explanation.counterfactual import Known, explain
 from ecinn.explanation.path import CounterfactualPath
 from ecinn.explanation.protocol import InvertibleClassifier
 from ecinn.explanation.reading import stored_posterior
@@ -161,9 +160,8 @@ def explain_jointly(
         x, z, log_det, score, q = (
             torch.cat([column[place] for place in places]) for column in columns
         )
-        reader = model.reader and KnownAnswers(model.reader, to_uint8(x), score)
         explanation = explain(
-            KnownLatents(network, x, z, log_det),
+            network,
             model.mu_bar,
             x,
             q,
@@ -171,7 +169,8 @@ def explain_jointly(
             correct=correct,
             ood=model.ood,
             class_names=model.class_names,
-            reader=reader,
+            reader=model.reader,
+            known=Known(z, log_det, None if model.reader is None else score),
         )
         start, sound = 0, _is_finite(explanation)
         for place in places:
