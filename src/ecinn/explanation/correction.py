@@ -19,7 +19,7 @@ from ecinn.pixels import Images
 TOLERANCE = 0.05
 """Largest accepted distance of the stored image's p(q) from the requested confidence."""
 MAX_CORRECTIONS = 8
-"""Largest number of corrections of α and α₀ together."""
+"""Largest number of corrections of α; α₀ gets those that are left, and one more."""
 RESERVED = 1
 """Queries that are kept for the tipping point."""
 NEAREST_END = 0.1
