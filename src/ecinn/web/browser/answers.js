@@ -6,8 +6,8 @@ import { stored } from "./network.js";
 import { dataUrl, greyOf, greyPng, heatmapPng, robustLimit } from "./pictures.js";
 import { sampleOf } from "./samples.js";
 import { cautionOf, requestWords, sentencesOf } from "./sentences.js";
+import { ALPHA_1 } from "./words.js";
 
-export const ALPHA_1 = "alpha_1";
 /** End of a path as a multiple of the convincing α. */
 const BEYOND = 1.3;
 const VERSION = 1;

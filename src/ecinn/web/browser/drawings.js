@@ -1,8 +1,9 @@
 /** Pictures to keep: the sheet of all targets, and the film of a path. */
 
-import { ALPHA_1, explain } from "./answers.js";
+import { explain } from "./answers.js";
 import { gif } from "./gif.js";
-import { percent, withArticle } from "./words.js";
+import { decode } from "./prints.js";
+import { ALPHA_1, percent, withArticle } from "./words.js";
 
 const [INK, MUTED, PAPER] = ["#1c2026", "#626a74", "#fff"];
 const TILE = 112;
@@ -11,11 +12,6 @@ const FILM_FRAMES = 22;
 const FILM_SIDE = 336;
 
 const letters = (size) => `${size}px system-ui, sans-serif`;
-
-async function decode(url) {
-  const bytes = Uint8Array.from(atob(url.split(",")[1]), (letter) => letter.charCodeAt(0));
-  return createImageBitmap(new Blob([bytes], { type: "image/png" }));
-}
 
 function paper(width, height) {
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
