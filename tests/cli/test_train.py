@@ -191,7 +191,7 @@ def test_your_own_pictures_from_table_to_audit(
     )  # fmt: skip
     assert code == 0, stderr
     assert "0 to 4095 (12 bits)" in stdout
-    assert "no data.json" in fails("evaluate", "mnist", "--data", table)
+    assert "--data is for models of your own" in fails("evaluate", "mnist", "--data", table)
 
 
 @pytest.mark.slow
