@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests of a file stay on one worker, so that what they share is made once.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile
 
 .PHONY: help demo test quick check docs serve load paper notebook bench evaluate benchmark faces clean
 

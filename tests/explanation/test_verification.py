@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ecinn.explanation.correction import (
-    MAX_QUERIES,
     TOLERANCE,
     UNDECIDED,
     next_alpha,
@@ -18,7 +17,7 @@ from ecinn.explanation.correction import (
 )
 from ecinn.explanation.counterfactual import explain
 from ecinn.explanation.result import FARTHEST, Explanation, join
-from ecinn.explanation.verification import STRAIGHT, besides
+from ecinn.explanation.verification import MAX_QUERIES, STRAIGHT, besides
 from ecinn.pixels import to_pixels, to_uint8
 
 SHAPE = (1, 4, 4)
