@@ -24,7 +24,7 @@ from ecinn.errors import InputError
 from ecinn.explanation.counterfactual import checked_confidence, explain
 from ecinn.explanation.protocol import Reader
 from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
-from ecinn.explanation.targets import AlreadyPredictedError, Targets, number
+from ecinn.explanation.targets import AlreadyPredictedError, Targets, nothing_left, number
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, pixels_of, to_pixels, to_uint8
@@ -220,7 +220,6 @@ class Model:
         given = self.read(images)
         targets = self.targets(target)
         parts: list[Explanation] = []
-        failure: AlreadyPredictedError | None = None
         skipped = []
         total = len(given.pixels)
         for start in range(0, total, BATCH_SIZE):
@@ -242,13 +241,12 @@ class Model:
                 parts.append(dataclasses.replace(part, indices=part.indices + start))
                 left_out = part.skipped
             except AlreadyPredictedError as error:
-                failure, left_out = error, error.skipped
+                left_out = error.skipped
             skipped += [dataclasses.replace(s, index=s.index + start) for s in left_out]
             if total > BATCH_SIZE:
                 observe(Progress("explaining", rows.stop, total))
         if not parts:
-            assert failure is not None
-            raise failure
+            raise nothing_left(skipped)
         whole = join(parts)
         kept = whole.indices.tolist()
         return dataclasses.replace(

@@ -240,7 +240,6 @@ def test_several_targets_and_contradictory_flags(three: Path, tmp_path: Path) ->
     assert "leave out --no-check" in fails("explain", three, "--correct", "--no-check")
 
 
-@pytest.mark.slow
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     three = str(tmp_path / "three.png")
     assert "add --film gif" in fails("explain", three, "--frames", "5")
@@ -256,6 +255,7 @@ def test_a_target_that_is_named_twice_is_explained_once(tmp_path: Path) -> None:
     assert [target["target"] for target in image["targets"]] == ["8"]
 
 
+@pytest.mark.slow
 def test_a_missed_confidence_suggests_the_correction(tmp_path: Path) -> None:
     """Rounding to 8 bits moves the tipping point of sample 12 away from one half."""
     arguments = ["explain", "--sample", 12, "--target", 1, "--confidence", 0.5]

@@ -104,10 +104,28 @@ def test_a_confidence_that_a_third_class_forbids_is_noted_with_the_highest() -> 
     )
     on_line = (-0.5 * rotation.tau * torch.cdist(z, rotation.mu).square()).softmax(1)[:, 1]
     assert highest == pytest.approx(float(on_line.max()), abs=1e-4)
-    corrected = explain(rotation, rotation.mu_bar, x, 1, confidence=0.9, correct=True)
-    stored = e.convincing_certificate.stored_posterior[0, 0, 1]
-    assert corrected.convincing_certificate.stored_posterior[0, 0, 1] >= stored
+    # Nothing is to be had by trying: only the tipping point is corrected.
+    rotation.stretch = 30.0
+    noise = torch.randn((20, 16), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = rotation.decode(rotation.mu[0] + 0.3 * noise)
+    plain = explain(rotation, rotation.mu_bar, x, 1, confidence=0.99)
+    corrected = explain(rotation, rotation.mu_bar, x, 1, confidence=0.99, correct=True)
+    assert not corrected.reachable.any()
+    assert torch.equal(corrected.alpha, plain.alpha)
+    assert torch.equal(corrected.stored_convincing, plain.stored_convincing)
+    for name in ("posterior", "stored_posterior"):
+        torch.testing.assert_close(
+            getattr(corrected.convincing_certificate, name),
+            getattr(plain.convincing_certificate, name),
+        )
     assert not corrected.as_requested.any()
+    assert corrected.corrections.sum() > 0
+    before, after = (
+        log_odds(each.tipping_certificate.stored_posterior, each.p, each.q).abs()
+        for each in (plain, corrected)
+    )
+    assert (after <= before + 1e-5).all()
+    assert (before > UNDECIDED).sum() > (after > UNDECIDED).sum()
 
 
 def stretched(seed: int = 3, stretch: float = 30.0) -> tuple[BrightRotation, Tensor]:
@@ -138,7 +156,7 @@ def test_corrected_images_fulfil_the_request_and_every_try_is_counted() -> None:
     assert 5 < missed.sum() < missed.numel()
     rotation.images = {"encode": 0, "decode": 0}
     e = explain(rotation, rotation.mu_bar, x, "all", confidence=0.7, correct=True)
-    assert int(e.corrections.max()) <= MAX_CORRECTIONS + 1
+    assert int(e.corrections.max()) <= MAX_CORRECTIONS + 2
     tries = int(e.corrections.sum())
     # Input, its round trip, tipping point and counterfactual of each pair, then the tries.
     assert rotation.images == {"encode": 60 + 240 + tries, "decode": 60 + 240 + tries}
@@ -359,7 +377,8 @@ def search(script: Callable[[float], float], confidence: float) -> tuple[list[fl
     answers = torch.stack([1 - shares, shares], -1)
     classifier = Scripted(script)
     first = (alphas, alphas[:, :, None, None, None].clone(), answers[:, 1:].clone())
-    found = correct_alpha(classifier, line, answers[:, 0], torch.tensor([0]), confidence, first)
+    p, reachable = torch.tensor([0]), torch.tensor([True])
+    found = correct_alpha(classifier, line, answers[:, 0], p, confidence, reachable, first)
     return classifier.tried, found
 
 

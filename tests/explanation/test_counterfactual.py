@@ -195,6 +195,7 @@ def test_all_targets_are_the_other_classes() -> None:
         ("some", "'all'"),
         (torch.zeros(3, 1, dtype=torch.long), "shape"),
         (torch.zeros(2, 0, dtype=torch.long), "shape"),
+        ([], "shape"),
         ([0.5], "whole numbers"),
     ],
 )

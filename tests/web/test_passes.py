@@ -213,6 +213,24 @@ def test_sentences_say_what_was_reached_and_what_was_not(mnist: Model, x: Tensor
     assert "smoother or rougher" in lines[-1]
 
 
+@pytest.mark.parametrize("correct", [False, True])
+def test_a_tie_before_rounding_is_claimed_only_where_there_is_one(
+    mnist: Model, x: Tensor, *, correct: bool
+) -> None:
+    e = mnist.explain(x, "all", confidence=0.9, correct=correct)
+    claims = [
+        any("before rounding to 8 bits" in line for line in sentences(e, row, column))
+        for row in range(len(e))
+        for column in range(9)
+    ]
+    assert claims == [not correct] * len(claims)
+    posterior = e.tipping_certificate.posterior
+    of_p = posterior.gather(-1, e.p[:, None, None].expand(*e.q.shape, 1)).squeeze(-1)
+    of_q = posterior.gather(-1, e.q[..., None]).squeeze(-1)
+    ties = (of_p - of_q).abs() < 1e-3
+    assert bool(ties.all()) is not correct
+
+
 def test_skipped_images_are_reported_with_their_own_question(mnist: Model, x: Tensor) -> None:
     """Samples 0 to 5 are 7, 2, 1, 0, 4, 1."""
     questions = [Question(x[:3], (2,), path=2), Question(x[3:], (1,)), Question(x[2:3], (8,))]

@@ -19,7 +19,7 @@ from ecinn.pixels import Images
 TOLERANCE = 0.05
 """Largest accepted distance of the stored image's p(q) from the requested confidence."""
 MAX_CORRECTIONS = 8
-"""Largest number of corrections of α; α₀ gets those that are left, and one more."""
+"""Largest number of corrections of α; α₀ gets those that are left, and one or two more."""
 RESERVED = 1
 """Queries that are kept for the tipping point."""
 NEAREST_END = 0.1
@@ -121,6 +121,8 @@ class LineSearch:
         self.end, self.tipping_point = Best(original), Best(original)
         self.asked, self.corrections = torch.zeros_like(q), torch.zeros_like(q)
         self.stopped = torch.zeros_like(q, dtype=torch.bool)
+        self.settled = torch.zeros_like(q, dtype=torch.bool)
+        """True where α is not searched for, but only the tipping point."""
 
     def run(
         self,
@@ -202,7 +204,7 @@ class LineSearch:
 
     @property
     def _fulfilled(self) -> Bool[Tensor, " pairs"]:
-        return self.end.miss == 0
+        return (self.end.miss == 0) | self.settled
 
 
 def correct_alpha(
@@ -211,6 +213,7 @@ def correct_alpha(
     original: Answers,
     p: Int[Tensor, " pairs"],
     confidence: float | None,
+    reachable: Bool[Tensor, " pairs"],
     first: tuple[Float[Tensor, "pairs points"], Tensor, Float[Tensor, "pairs points classes"]],
 ) -> LineSearch:
     """Search until the model classifies its own stored images as requested.
@@ -219,6 +222,7 @@ def correct_alpha(
 
     Args:
         original: the posteriors of the images themselves.
+        reachable: where the confidence exists on the line; elsewhere α stays.
         first: α, images and stored posteriors of the counterfactuals, which are evaluated already,
             and of the tipping points; without these, no tipping points are searched for.
     """
@@ -235,12 +239,15 @@ def correct_alpha(
         return image, answer
 
     search = LineSearch(original, p, line.q, confidence)
+    search.settled = ~reachable
     queries = alphas.shape[1] + MAX_CORRECTIONS
     search.run(ask, queries, guesses=alphas.T, tipping=alphas.shape[1] > 1)
     # The search leaves out a first tipping point outside of its bracket, which may be the best.
     everywhere = torch.arange(len(alphas), device=alphas.device)
     for place in range(alphas.shape[1]):
         search.consider(everywhere, alphas[:, place], images[:, place], answers[:, place])
+    for name, points in (("alpha", alphas), ("image", images), ("answer", answers)):
+        getattr(search.end, name)[~reachable] = points[~reachable, 0]
     return search
 
 

@@ -163,7 +163,7 @@ def explain(
         decoded, points = _decode(classifier, z, line, plain, check=True)
         original = log_posterior.exp().repeat_interleave(q.shape[1], 0)
         pairs = (line.flat(), original, from_class.flatten())
-        search = correct_alpha(classifier, *pairs, wanted, points.flat())
+        search = correct_alpha(classifier, *pairs, wanted, reachable.flatten(), points.flat())
         ends = _found(classifier, line, search, own=True)
         steps = _steps(path, ends.alpha[..., 0])
         if path is not None:  # it ends at the corrected counterfactual

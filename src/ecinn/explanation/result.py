@@ -160,8 +160,8 @@ class Explanation:
     path: CounterfactualPath | None
     """The path from x to the counterfactual, if requested."""
     passes: int
-    """Network evaluations of the whole batch: encode, decode, and one for the check. Every
-    correction of a pair takes two more."""
+    """Network evaluations of the whole batch: encode, decode, and one for the check; two more for
+    a path that is corrected. Every correction of a pair takes two more."""
     class_names: tuple[str, ...]
     indices: Int[Tensor, " batch"]
     """Position of each image among the given ones, of which some may have been skipped."""

@@ -47,7 +47,7 @@ def given_targets(
         q = torch.as_tensor(target, device=p.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"targets must be class numbers, not {target!r}") from error
-    if q.is_floating_point() or q.dtype == torch.bool:
+    if q.numel() and (q.is_floating_point() or q.dtype == torch.bool):
         raise InputError(f"targets are classes, as whole numbers, not {q.dtype}")
     if q.ndim < 2:
         q = q.reshape(-1).expand(len(p), -1)
@@ -75,9 +75,20 @@ def already_predicted(p: int, names: Sequence[str] | None) -> str:
 class AlreadyPredictedError(InputError):
     """No image is left to explain."""
 
-    def __init__(self, message: str, skipped: tuple[Skipped, ...]) -> None:
+    def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
         super().__init__(message)
         self.skipped = skipped
+
+
+def nothing_left(skipped: Sequence[Skipped]) -> AlreadyPredictedError:
+    """Return the error about images that all were skipped."""
+    message = (
+        f"the image is {skipped[0].reason}"
+        if len(skipped) == 1
+        else "every image is already predicted as a target: choose another target, or 'all' for "
+        "every other class"
+    )
+    return AlreadyPredictedError(message, tuple(skipped))
 
 
 def skip_predicted(
@@ -87,14 +98,8 @@ def skip_predicted(
     same = (q == p[:, None]).any(1)
     reasons = {int(row): already_predicted(int(p[row]), names) for row in same.nonzero()}
     skipped = tuple(Skipped(row, None, reason) for row, reason in reasons.items())
-    if len(skipped) == 1 == len(p):
-        raise AlreadyPredictedError(f"the image is {reasons[0]}", skipped)
     if bool(same.all()):
-        raise AlreadyPredictedError(
-            "every image is already predicted as a target: choose another target, or 'all' for "
-            "every other class",
-            skipped,
-        )
+        raise nothing_left(skipped)
     return (~same).nonzero().squeeze(1), skipped
 
 

@@ -96,8 +96,9 @@ def evaluate(
             again = model.explain(
                 images[~reached], q[~reached, None], confidence="alpha_1", correct=True
             )
-            corrected[~reached] = again.convincing_certificate.reached[:, 0]
-            corrections[~reached] = again.corrections[:, 0]
+            missed = (~reached).nonzero()[:, 0][again.indices]
+            corrected[missed] = again.convincing_certificate.reached[:, 0]
+            corrections[missed] = again.corrections[:, 0]
         assert explanation.typical is not None
         measured = {
             "error": explanation.p != data.labels[part].to(model.device),

@@ -97,7 +97,7 @@ def archive(e: Explanation) -> bytes:
     ):
         folder = Path(place)
         # A file system takes names of 255 bytes, in which the target and the kind have to fit.
-        short = tuple(source and source[:40] for source in e.sources)
+        short = tuple(source and f"{Path(source).stem[:40]}.x" for source in e.sources)
         names = file_names(dataclasses.replace(e, sources=short))
         report = write_pictures(e, folder, names=names)
         for image in report["images"]:
@@ -133,10 +133,8 @@ def sentences(e: Explanation, row: int, column: int) -> list[str]:
     at_tie = e.tipping_certificate.verdict[row, column]
     most = int(at_tie.argmax())
     said = [f"{name[y]} with {percent(float(at_tie[y]))}" for y in dict.fromkeys((p, q, most))]
-    lines.append(
-        f"The stored tipping point is {' and '.join(said)}; before rounding to 8 bits, "
-        f"{name[p]} and {name[q]} tie."
-    )
+    tie = "" if e.corrected else f"; before rounding to 8 bits, {name[p]} and {name[q]} tie"
+    lines.append(f"The stored tipping point is {' and '.join(said)}{tie}.")
     return lines + _caution_sentence(e, row)
 
 

@@ -109,7 +109,7 @@ def api(service: Service, *, secured: bool) -> APIRouter:
         model: Annotated[str, Form(max_length=100, examples=["mnist"])],
         targets: Annotated[
             list[Annotated[str, Field(max_length=4000)]] | None,
-            Form(max_length=1000, description="all, or classes separated by commas; repeatable."),
+            Form(max_length=50, description="all, or classes separated by commas; repeatable."),
         ] = None,
         confidence: Annotated[schemas.Confidence, Form()] = None,
         correct: Annotated[

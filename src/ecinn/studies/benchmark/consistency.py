@@ -143,7 +143,7 @@ def _confidences(
         stored = stored_posterior(model, image)
         # The same line, walked backwards, leads to p.
         first = (-alpha[:, None], image[:, None], stored[:, None])
-        search = correct_alpha(model, Line(z, -delta, p), original, q, level, first)
+        search = correct_alpha(model, Line(z, -delta, p), original, q, level, reachable, first)
         obtained = (each.gather(1, p[:, None])[:, 0] for each in (stored, search.end.answer))
         columns.append((*obtained, search.corrections, reachable))
     return tuple(torch.stack(parts, 1).double().cpu() for parts in zip(*columns, strict=True))

@@ -108,10 +108,10 @@ async function endsOf(network, { z, p }, targets, confidence, correct, wanted) {
   const ends = [];
   for (const [row, { line, q, reachable }] of asked.entries()) {
     const again = async (alpha) => (await evaluate(network, [{ line, alpha }], wanted))[0];
-    const first = { tipping: found[2 * row], end: found[2 * row + 1], corrections: 0 };
+    const first = { tipping: found[2 * row], end: found[2 * row + 1], reachable, corrections: 0 };
     const original = { alpha: 0, stored: network.classes.posterior(z) };
     const both = correct ? await correctAlpha(line, original, first, confidence, again) : first;
-    ends.push({ line, q, reachable, ...both });
+    ends.push({ line, q, ...both, reachable });
   }
   return ends;
 }
@@ -170,6 +170,7 @@ export async function explain(network, body, wanted) {
   const limit = about.kind === "dots" ? 1 : Math.max(...limits);
   const heatmapUrl = (pixels) => dataUrl(heatmapPng(about.width, about.height, changeOf(pixels), limit));
   const { caution } = reading.answer;
+  const words = { p: reading.p, confidence, correct: body.correct, request };
   const answers = [];
   for (const each of ends) {
     const { line, q, reachable, tipping, end, corrections } = each;
@@ -188,7 +189,7 @@ export async function explain(network, body, wanted) {
       tipping_point: await certificate(network, tipping, q),
       convincing: await certificate(network, end, q),
       heatmap: { full_colour: limit, image: await heatmapUrl(end.pixels) },
-      sentences: sentencesOf(about, { p: reading.p, ...each, confidence, asRequested, request }, caution),
+      sentences: sentencesOf(about, { ...each, ...words, asRequested }, caution),
       path: body.path ? await pathOf(network, each, body.path, heatmapUrl, wanted) : null,
     });
   }

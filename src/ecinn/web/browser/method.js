@@ -187,11 +187,11 @@ function beyond(points, low) {
  * the best: `LineSearch` of correction.py, for one line.
  * @param {Line} line
  * @param {{alpha: number, stored: number[]}} original the image itself
- * @param {{alpha: number, stored: number[]}} end
- * @param {{alpha: number, stored: number[]}} tipping
+ * @param first end, tipping: the points that are evaluated already; reachable: whether the
+ *   confidence exists on the line, or α stays
  * @param {(alpha: number) => Promise<{alpha: number, stored: number[]}>} evaluate decodes and reads
  */
-export async function correctAlpha(line, original, { end, tipping }, confidence, evaluate) {
+export async function correctAlpha(line, original, { end, tipping, reachable }, confidence, evaluate) {
   const { p, q } = line;
   const goals = {
     end: {
@@ -209,7 +209,8 @@ export async function correctAlpha(line, original, { end, tipping }, confidence,
   };
   const asked = [original];
   const best = ({ miss }, points) => points.reduce((so, point) => (miss(point) < miss(so) ? point : so));
-  const reached = (goal) => asked.slice(1).some((point) => goal.miss(point) <= goal.accepted);
+  const settled = (goal) => goal === goals.end && !reachable;
+  const reached = (goal) => settled(goal) || asked.slice(1).some((point) => goal.miss(point) <= goal.accepted);
   const untried = new Set(Object.values(goals));
   let corrections = 0;
   for (let number = 0; number < 2 + MAX_CORRECTIONS; number += 1) {
@@ -223,5 +224,5 @@ export async function correctAlpha(line, original, { end, tipping }, confidence,
     asked.push(alpha === guess ? goal.first : await evaluate(alpha));
   }
   const found = [...asked.slice(1), end, tipping];
-  return { end: best(goals.end, found), tipping: best(goals.tipping, found), corrections };
+  return { end: reachable ? best(goals.end, found) : end, tipping: best(goals.tipping, found), corrections };
 }

@@ -16,7 +16,7 @@ export function cautionOf({ out_of_distribution: { reasons } }, flagged) {
 
 /** Describes one counterfactual, the most important first. */
 export function sentencesOf(about, found, caution) {
-  const { p, q, confidence, reachable, asRequested, tipping, end, request } = found;
+  const { p, q, confidence, correct, reachable, asRequested, tipping, end, request } = found;
   const name = about.classes.map((_, label) => named(about, label));
   const winner = end.stored.indexOf(Math.max(...end.stored));
   const lines = [`The stored image is classified as ${name[winner]} (${percent(end.stored[winner])}).`];
@@ -25,9 +25,8 @@ export function sentencesOf(about, found, caution) {
   else if (confidence !== null && !asRequested) lines.push(`It misses the request: ${request}.`);
   const most = tipping.stored.indexOf(Math.max(...tipping.stored));
   const said = [...new Set([p, q, most])].map((label) => `${name[label]} with ${percent(tipping.stored[label])}`);
-  lines.push(
-    `The stored tipping point is ${said.join(" and ")}; before rounding to 8 bits, ${name[p]} and ${name[q]} tie.`,
-  );
+  const tie = correct ? "" : `; before rounding to 8 bits, ${name[p]} and ${name[q]} tie`;
+  lines.push(`The stored tipping point is ${said.join(" and ")}${tie}.`);
   if (caution) lines.push(`Caution: ${caution[0].toLowerCase()}${caution.slice(1)}`);
   return lines;
 }
