@@ -27,7 +27,7 @@ from ecinn.explanation.result import ALPHA_1, Confidence, Explanation, join
 from ecinn.explanation.targets import AlreadyPredictedError, Targets, nothing_left, number
 from ecinn.flow.device import resolve_device
 from ecinn.flow.precision import exact_convolutions
-from ecinn.pixels import Images, pixels_of, to_pixels, to_uint8
+from ecinn.pixels import Images, Inputs, pixels_of, to_pixels, to_uint8
 from ecinn.progress import Observer, Progress, ignore
 
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path | bytes | io.IOBase
@@ -37,24 +37,6 @@ TargetsLike = Targets | str | Sequence[int | str | Number] | np.ndarray | Number
 
 BATCH_SIZE = 128
 """Images that are explained at once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """Images as the classifier reads them, with their files and what was done to read them."""
-
-    pixels: Images
-    sources: tuple[str | None, ...]
-    remarks: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def joined(cls, parts: Sequence["Inputs"]) -> "Inputs":
-        """Concatenate several."""
-        return cls(
-            torch.cat([part.pixels for part in parts]),
-            tuple(source for part in parts for source in part.sources),
-            tuple(remarks for part in parts for remarks in part.remarks),
-        )
 
 
 ImagesLike = Inputs | ImageLike | Sequence[ImageLike]

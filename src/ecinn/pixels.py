@@ -1,5 +1,8 @@
 """Convert between 8-bit images and the model's pixels: a value k fills the bin [k, k+1)/256."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -14,9 +17,27 @@ StoredImages = UInt8[Tensor, "batch channels height width"]
 BEYOND = (-0.5, 1.5)
 """Range of float pixels that are read: counterfactuals before rounding may leave [0, 1]."""
 K_255 = 1e-3
-"""Largest rounding error of 255 x where x = k/255."""
+"""Tolerance within which 255 x counts as a whole number."""
 Labels = Int[Tensor, " batch"]
 """A class for every image."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images as the classifier reads them, with their files and what was done to read them."""
+
+    pixels: Images
+    sources: tuple[str | None, ...]
+    remarks: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Inputs"]) -> "Inputs":
+        """Concatenate several."""
+        return cls(
+            torch.cat([part.pixels for part in parts]),
+            tuple(source for part in parts for source in part.sources),
+            tuple(remarks for part in parts for remarks in part.remarks),
+        )
 
 
 def to_pixels(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -49,7 +70,7 @@ def dequantise(
 
 
 def _in_bins(images: Float[Tensor, "batch channels height width"]) -> Images:
-    """Take float images of which every value is k/255 for 8-bit images."""
+    """Move images whose values are all k/255 to the middles of their bins."""
     levels = (255 * images).round().clamp(0, 255)
     stored = ((255 * images - levels).abs() < K_255).flatten(1).all(1)
     middle = to_pixels(levels.to(torch.uint8))
@@ -59,7 +80,7 @@ def _in_bins(images: Float[Tensor, "batch channels height width"]) -> Images:
 def pixels_of(given: Tensor | np.ndarray, shape: tuple[int, int, int]) -> Images:
     """Return the pixels of 8-bit images, or of floats that are pixels of [0, 1] already.
 
-    Floats that are multiples of 1/255 count as 8-bit images, which others have divided by 255.
+    Floats that are all multiples of 1/255 are taken for 8-bit images divided by 255.
 
     Args:
         shape: channels, height and width that every image must have.

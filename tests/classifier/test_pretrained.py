@@ -76,7 +76,7 @@ def test_saving_again_replaces_the_files_and_keeps_others(model: Model, tmp_path
 @pytest.mark.parametrize("name", ["README.md", "config.json"])
 def test_files_of_somebody_else_are_not_replaced(model: Model, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(InputError, match=f"holds a {name} that is not of a model"):
+    with pytest.raises(InputError, match=f"holds a {name} but no model"):
         model.save_pretrained(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"

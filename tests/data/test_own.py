@@ -149,7 +149,7 @@ def test_columns_are_refused_where_there_is_no_table(folder: Path, tmp_path: Pat
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 16, 16), np.uint8), labels=[0, 1, 0, 1])
     for source in (folder, tmp_path / "a.npz"):
         for name in ("path", "label", "split"):
-            with pytest.raises(InputError, match="columns are those of a table"):
+            with pytest.raises(InputError, match="columns need a table"):
                 load_own_data(source, OwnDataOptions(columns=Columns(**{name: "kind"})))
 
 

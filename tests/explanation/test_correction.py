@@ -14,6 +14,7 @@ from ecinn.explanation.correction import (
     UNDECIDED,
     Line,
     LineSearch,
+    Points,
     correct_alpha,
     shortfall,
 )
@@ -376,7 +377,7 @@ def search(script: Callable[[float], float], confidence: float) -> tuple[list[fl
     shares[0, 0] = script(0.0)
     answers = torch.stack([1 - shares, shares], -1)
     classifier = Scripted(script)
-    first = (alphas, alphas[:, :, None, None, None].clone(), answers[:, 1:].clone())
+    first = Points(alphas, alphas[:, :, None, None, None].clone(), answers[:, 1:].clone())
     p, reachable = torch.tensor([0]), torch.tensor([True])
     found = correct_alpha(classifier, line, answers[:, 0], p, confidence, reachable, first)
     return classifier.tried, found

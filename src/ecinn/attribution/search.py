@@ -13,7 +13,7 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.explanation.counterfactual import convincing_latent
 from ecinn.explanation.protocol import InvertibleClassifier
-from ecinn.explanation.result import Counterfactuals
+from ecinn.explanation.result import PerPairImages, PerPairStored
 from ecinn.explanation.targets import Targets, resolve_targets
 from ecinn.flow.precision import exact_convolutions
 from ecinn.pixels import Images, Labels, to_pixels, to_uint8
@@ -25,6 +25,26 @@ Norm = Literal["l1", "l2"]
 Means = Float[Tensor, "classes dim"]
 Judge = Callable[[Images], Float[Tensor, "batch classes"]]
 """log p(y|x) of a batch of images, differentiable in x."""
+
+
+@dataclass(frozen=True)
+class Counterfactuals:
+    """The answer of any counterfactual method: one image for every input and target."""
+
+    x: Images
+    p: Int[Tensor, " batch"]
+    q: Int[Tensor, "batch targets"]
+    images: PerPairImages
+    """x̂ before clamping and rounding to 8 bits."""
+    passes: Int[Tensor, "batch targets"]
+    """Network evaluations; forward, inverse and backward count one each."""
+    failed: Bool[Tensor, "batch targets"]
+    """True where the method gave up; the image is then the best it found."""
+
+    @property
+    def stored(self) -> PerPairStored:
+        """The counterfactuals as 8-bit images."""
+        return to_uint8(self.images)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def save_pretrained(checkpoint: Checkpoint, folder: Path) -> None:
         raise InputError(f"{folder} is a file: give the name of a folder")
     others = [name for name in (CONFIG_FILE, CARD_FILE) if (folder / name).exists()]
     if others and not (folder / MODEL_FILE).exists():
-        raise InputError(f"{folder} holds a {others[0]} that is not of a model: give a new folder")
+        raise InputError(f"{folder} holds a {others[0]} but no model: give a new folder")
     save_checkpoint(checkpoint, folder / MODEL_FILE)
     size = (folder / MODEL_FILE).stat().st_size
     text = json.dumps(config(checkpoint), indent=2, ensure_ascii=False)

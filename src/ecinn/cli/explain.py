@@ -29,7 +29,8 @@ from ecinn.files import output_folder
 if TYPE_CHECKING:
     from ecinn.data.dataset import Dataset
     from ecinn.explanation.result import Confidence
-    from ecinn.model import Inputs, Model
+    from ecinn.model import Model
+    from ecinn.pixels import Inputs
 
 
 class Film(StrEnum):
@@ -77,14 +78,15 @@ def explain(
 ) -> None:
     """Show why an image is one class and not another: counterfactuals and heatmaps."""
     from ecinn.explanation.files import write_pictures
-    from ecinn.model import Inputs, load
+    from ecinn.model import load
+    from ecinn.pixels import Inputs
 
     if correct and not check:
         raise InputError("--correct needs the check: leave out --no-check")
     if frames is not None and film is None:
-        raise InputError("--frames are those of a film: add --film gif, or leave it out")
+        raise InputError("--frames needs --film: add --film gif, or leave --frames out")
     if not sample and (celeba is not None or source is not None):
-        raise InputError("--celeba and --data are where --sample finds images: leave them out")
+        raise InputError("--celeba and --data are used with --sample only: leave them out")
     explainer = load(model, device)
     if not classifier and explainer.student is not explainer:
         explainer = explainer.student
@@ -139,8 +141,7 @@ def _inputs(
 ) -> tuple[list["Inputs"], list[dict[str, Any]]]:
     """Read every image; return also those that could not be read, with the reason."""
     from ecinn.data.photographs import image_files
-    from ecinn.model import Inputs
-    from ecinn.pixels import to_pixels
+    from ecinn.pixels import Inputs, to_pixels
 
     inputs: list[Inputs] = []
     failures: list[dict[str, Any]] = []

@@ -75,7 +75,9 @@ def open_pictures(source: Path, columns: Columns) -> Iterator[Pictures]:
         raise InputError(f"cannot read {source}: change its permissions")
     hugging_face = source.is_dir() and any((source / name).is_file() for name in _HUGGING_FACE)
     if columns != Columns() and not hugging_face and suffix not in (".csv", ".tsv", ".parquet"):
-        raise InputError(f"columns are those of a table, but {source} is none: leave them out")
+        raise InputError(
+            f"columns need a table (CSV or Parquet), but {source} is none: leave them out"
+        )
     if hugging_face:
         yield _hugging_face(source, columns)
     elif source.is_dir() or suffix == ".zip":

@@ -6,6 +6,7 @@ The reader is the model itself, or the classifier that it is a student of (`veri
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,6 +44,18 @@ Ask = Callable[[Rows, Float[Tensor, " rows"]], tuple[Images, Answers]]
 """Decode the points at these α of these lines; return the images and the reader's answers."""
 
 
+class Points(NamedTuple):
+    """Decoded points of lines, and what the reader answers about them."""
+
+    alpha: Float[Tensor, " pairs *points"]
+    image: Float[Tensor, "pairs *points channels height width"]
+    answer: Float[Tensor, "pairs *points classes"]
+
+    def at(self, place: Any) -> "Points":  # noqa: ANN401
+        """Index every tensor."""
+        return Points(*(each[place] for each in self))
+
+
 @dataclass(frozen=True)
 class Line:
     """The line z + αΔ and the class it leads to."""
@@ -62,7 +75,7 @@ class Line:
         return equations.corrected_latent(z, alpha, delta)
 
     def flat(self) -> "Line":
-        """All lines, one after the other."""
+        """Flatten images and targets into one dimension."""
         return Line(self.z.flatten(0, -2), self.delta.flatten(0, -2), self.q.flatten())
 
     def unflatten(self, shape: torch.Size) -> "Line":
@@ -80,21 +93,17 @@ class Best:
         self.alpha = torch.zeros_like(original[:, 0])
         self.image = original.new_zeros(0)
 
-    def update(
-        self,
-        rows: Rows,
-        miss: Float[Tensor, " rows"],
-        alpha: Float[Tensor, " rows"],
-        image: Float[Tensor, "rows channels height width"],
-        answer: Float[Tensor, "rows classes"],
-    ) -> None:
+    def update(self, rows: Rows, miss: Float[Tensor, " rows"], points: Points) -> None:
         """Keep these points where they miss by less."""
         if not len(self.image):  # the first points are on every line
-            self.image = torch.zeros_like(image)
+            self.image = torch.zeros_like(points.image)
         better = miss < self.miss[rows]
-        kept = rows[better]
-        self.miss[kept], self.alpha[kept] = miss[better], alpha[better]
-        self.image[kept], self.answer[kept] = image[better], answer[better]
+        self.miss[rows[better]] = miss[better]
+        self.put(rows[better], points.at(better))
+
+    def put(self, rows: Rows, points: Points) -> None:
+        """Replace the points of these lines."""
+        self.alpha[rows], self.image[rows], self.answer[rows] = points
 
 
 class LineSearch:
@@ -122,7 +131,7 @@ class LineSearch:
         self.asked, self.corrections = torch.zeros_like(q), torch.zeros_like(q)
         self.stopped = torch.zeros_like(q, dtype=torch.bool)
         self.settled = torch.zeros_like(q, dtype=torch.bool)
-        """True where α is not searched for, but only the tipping point."""
+        """True where only the tipping point is searched for."""
 
     def run(
         self,
@@ -162,45 +171,33 @@ class LineSearch:
                 request_margin(answers, q, self.confidence),
             )
             alpha = next_alpha(self.alphas[rows], margins, guess)
-            self._add(rows, alpha, *ask(rows, alpha))
+            self._add(rows, Points(alpha, *ask(rows, alpha)))
             self.asked[rows] += 1
             self.corrections[rows] += (alpha != guess).long()
 
-    def _add(
-        self,
-        rows: Rows,
-        alpha: Float[Tensor, " rows"],
-        image: Float[Tensor, "rows channels height width"],
-        answer: Float[Tensor, "rows classes"],
-    ) -> None:
+    def _add(self, rows: Rows, points: Points) -> None:
         """Add a point of each of these lines, which must be all that are still searched."""
-        self.consider(rows, alpha, image, answer)
+        self.consider(rows, points)
         column = self.answers.new_zeros((len(self.q), 1, self.answers.shape[2]))
-        column[rows, 0] = answer
+        column[rows, 0] = points.answer
         self.answers = torch.cat([self.answers, column], 1)
         self.alphas = torch.cat([self.alphas, self.alphas.new_zeros((len(self.q), 1))], 1)
-        self.alphas[rows, -1] = alpha
+        self.alphas[rows, -1] = points.alpha
 
-    def consider(
-        self,
-        rows: Rows,
-        alpha: Float[Tensor, " rows"],
-        image: Float[Tensor, "rows channels height width"],
-        answer: Float[Tensor, "rows classes"],
-    ) -> None:
+    def consider(self, rows: Rows, points: Points) -> None:
         """Keep these points where they are the best so far."""
-        miss = shortfall(answer, self.q[rows], self.confidence)
-        self.end.update(rows, miss, alpha, image, answer)
-        tie = tie_margin(answer[:, None], self.p[rows], self.q[rows])[:, 0].abs()
-        self.tipping_point.update(rows, tie, alpha, image, answer)
+        miss = shortfall(points.answer, self.q[rows], self.confidence)
+        self.end.update(rows, miss, points)
+        tie = tie_margin(points.answer[:, None], self.p[rows], self.q[rows])[:, 0].abs()
+        self.tipping_point.update(rows, tie, points)
 
     def replace(self, rows: Rows, better: Bool[Tensor, " rows"], other: "LineSearch") -> None:
         """Add the queries of another search of these rows; take its result where it is better."""
         self.asked[rows] += other.asked
         self.corrections[rows] += 1 + other.corrections
         for mine, its in ((self.end, other.end), (self.tipping_point, other.tipping_point)):
-            for name in ("miss", "alpha", "image", "answer"):
-                getattr(mine, name)[rows[better]] = getattr(its, name)[better]
+            mine.miss[rows[better]] = its.miss[better]
+            mine.put(rows[better], Points(its.alpha, its.image, its.answer).at(better))
 
     @property
     def _fulfilled(self) -> Bool[Tensor, " pairs"]:
@@ -214,7 +211,7 @@ def correct_alpha(
     p: Int[Tensor, " pairs"],
     confidence: float | None,
     reachable: Bool[Tensor, " pairs"],
-    first: tuple[Float[Tensor, "pairs points"], Tensor, Float[Tensor, "pairs points classes"]],
+    first: Points,
 ) -> LineSearch:
     """Search until the model classifies its own stored images as requested.
 
@@ -223,15 +220,13 @@ def correct_alpha(
     Args:
         original: the posteriors of the images themselves.
         reachable: where the confidence exists on the line; elsewhere α stays.
-        first: α, images and stored posteriors of the counterfactuals, which are evaluated already,
-            and of the tipping points; without these, no tipping points are searched for.
+        first: the counterfactuals and the tipping points, which are evaluated already; without
+            the latter, no tipping points are searched for.
     """
-    alphas, images, answers = first
 
     def ask(rows: Rows, alpha: Float[Tensor, " rows"]) -> tuple[Images, Answers]:
-        known = alpha[:, None] == alphas[rows]
-        place = known.long().argmax(1)
-        image, answer = images[rows, place], answers[rows, place]
+        known = alpha[:, None] == first.alpha[rows]
+        _, image, answer = first.at((rows, known.long().argmax(1)))
         new = (~known.any(1)).nonzero()[:, 0]
         if len(new):
             image[new] = classifier.decode(line.at(rows[new], alpha[new]))
@@ -240,14 +235,14 @@ def correct_alpha(
 
     search = LineSearch(original, p, line.q, confidence)
     search.settled = ~reachable
-    queries = alphas.shape[1] + MAX_CORRECTIONS
-    search.run(ask, queries, guesses=alphas.T, tipping=alphas.shape[1] > 1)
+    places = first.alpha.shape[1]
+    queries = places + MAX_CORRECTIONS
+    search.run(ask, queries, guesses=first.alpha.T, tipping=places > 1)
     # The search leaves out a first tipping point outside of its bracket, which may be the best.
-    everywhere = torch.arange(len(alphas), device=alphas.device)
-    for place in range(alphas.shape[1]):
-        search.consider(everywhere, alphas[:, place], images[:, place], answers[:, place])
-    for name, points in (("alpha", alphas), ("image", images), ("answer", answers)):
-        getattr(search.end, name)[~reachable] = points[~reachable, 0]
+    everywhere = torch.arange(len(p), device=p.device)
+    for place in range(places):
+        search.consider(everywhere, first.at((everywhere, place)))
+    search.end.put(everywhere[~reachable], first.at((~reachable, 0)))
     return search
 
 

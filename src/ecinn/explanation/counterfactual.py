@@ -11,7 +11,14 @@ from torch import Tensor
 from ecinn import equations
 from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Line, LineSearch, PerPair, correct_alpha, shortfall
+from ecinn.explanation.correction import (
+    Line,
+    LineSearch,
+    PerPair,
+    Points,
+    correct_alpha,
+    shortfall,
+)
 from ecinn.explanation.path import CounterfactualPath, PerPairSteps
 from ecinn.explanation.protocol import InvertibleClassifier, Reader
 from ecinn.explanation.reading import Reading, stored_posterior
@@ -114,7 +121,7 @@ def explain(
         ood: flags images that are out of distribution.
         reader: the classifier to explain, if `classifier` is its student: p is what the reader
             says, and α is corrected until it reads the stored images as requested.
-        known: what has been computed of x already.
+        known: latents, log-determinants and answers of x, if they have been computed already.
     """
     confidence = checked_confidence(confidence)
     wanted = None if confidence == ALPHA_1 else confidence
@@ -122,7 +129,7 @@ def explain(
     classes = len(mu)
     names = tuple(class_names or (str(label) for label in range(classes)))
     if not x.is_floating_point():
-        raise InputError("x holds pixels of [0, 1]: `ecinn.pixels.to_pixels` makes them of uint8")
+        raise InputError("x must be float pixels in [0, 1]: use `ecinn.pixels.to_pixels` on uint8")
     if mu_bar.shape != mu.shape or len(names) != classes:
         raise InputError(
             f"the classifier has {classes} class means of shape {tuple(mu.shape)}, but mu_bar is "
@@ -274,11 +281,11 @@ class _Points(NamedTuple):
         reading = Reading(posterior[:, :, place], stored)
         return _Points(self.alpha[:, :, place], self.image[:, :, place], reading)
 
-    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
-        """α, images and stored posteriors of every line, one line after the other."""
+    def flat(self) -> Points:
+        """Flatten images and targets into one dimension, with the stored posteriors as answers."""
         stored = self.reading.stored_posterior
         assert stored is not None
-        return self.alpha.flatten(0, 1), self.image.flatten(0, 1), stored.flatten(0, 1)
+        return Points(self.alpha.flatten(0, 1), self.image.flatten(0, 1), stored.flatten(0, 1))
 
 
 def _decode(

@@ -31,26 +31,6 @@ PerPairStored = UInt8[Tensor, "batch targets channels height width"]
 
 
 @dataclass(frozen=True)
-class Counterfactuals:
-    """The answer of any counterfactual method: one image for every input and target."""
-
-    x: Images
-    p: Int[Tensor, " batch"]
-    q: Int[Tensor, "batch targets"]
-    images: PerPairImages
-    """x̂ before clamping and rounding to 8 bits."""
-    passes: Int[Tensor, "batch targets"]
-    """Network evaluations; forward, inverse and backward count one each."""
-    failed: Bool[Tensor, "batch targets"]
-    """True where the method gave up; the image is then the best it found."""
-
-    @property
-    def stored(self) -> PerPairStored:
-        """The counterfactuals as 8-bit images."""
-        return to_uint8(self.images)
-
-
-@dataclass(frozen=True)
 class Certificate(Reading):
     """Posteriors of one kind of counterfactual, before and after storing, and what was clamped."""
 

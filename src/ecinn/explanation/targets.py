@@ -1,4 +1,4 @@
-"""The classes that images are explained against, checked."""
+"""Check the classes that images are explained against."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -48,7 +48,7 @@ def given_targets(
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"targets must be class numbers, not {target!r}") from error
     if q.numel() and (q.is_floating_point() or q.dtype == torch.bool):
-        raise InputError(f"targets are classes, as whole numbers, not {q.dtype}")
+        raise InputError(f"targets must be whole numbers, not {q.dtype}")
     if q.ndim < 2:
         q = q.reshape(-1).expand(len(p), -1)
     if q.ndim != 2 or len(q) != len(p) or not q.shape[1]:
@@ -65,7 +65,7 @@ def given_targets(
 
 
 def already_predicted(p: int, names: Sequence[str] | None) -> str:
-    """Say that p is the prediction, and what to do."""
+    """Return the reason for skipping an image, and what to do instead."""
     return (
         f"already predicted as {names[p] if names else p}: "
         "choose another target, or 'all' for every other class"
@@ -73,7 +73,7 @@ def already_predicted(p: int, names: Sequence[str] | None) -> str:
 
 
 class AlreadyPredictedError(InputError):
-    """No image is left to explain."""
+    """Raised if every image is already predicted as a target."""
 
     def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class AlreadyPredictedError(InputError):
 
 
 def nothing_left(skipped: Sequence[Skipped]) -> AlreadyPredictedError:
-    """Return the error about images that all were skipped."""
+    """Return the error to raise if every image was skipped."""
     message = (
         f"the image is {skipped[0].reason}"
         if len(skipped) == 1

@@ -30,7 +30,7 @@ Alphas = Float[Tensor, " pairs"]
 
 @dataclass(frozen=True)
 class Verified:
-    """What the reader answered about all pairs, one after the other."""
+    """Result of verifying all pairs, flattened into one dimension."""
 
     search: LineSearch
     line: Line

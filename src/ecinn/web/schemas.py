@@ -164,7 +164,7 @@ FIELDS: Mapping[str, str] = {
     "name": "the name of one of /api/v1/models",
     "index": "the number of a test image, from 0",
 }
-"""What every field of a request is: errors say this instead of the words of pydantic."""
+"""A sentence for every field of a request, shown instead of pydantic's error message."""
 
 
 def in_words(errors: Sequence[Mapping[str, Any]]) -> str:

@@ -104,7 +104,7 @@ def read_settings(given: Sequence[str], environment: Mapping[str, str]) -> Setti
         if variable in limits and text:
             texts[limits[variable]] = text
         elif variable.startswith(PREFIX) and text and not re.match(KUBERNETES, variable):
-            raise InputError(f"{variable} sets no limit; there are: {', '.join(limits)}")
+            raise InputError(f"{variable} is not a setting; there are: {', '.join(limits)}")
     for setting in given:
         name, _, text = setting.partition("=")
         if name not in kinds:

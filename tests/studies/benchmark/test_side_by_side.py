@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ecinn.attribution.search import Counterfactuals
 from ecinn.auditing.verdict import bits_per_dim
 from ecinn.cli import benchmark as command
 from ecinn.data.dataset import Dataset
@@ -20,7 +21,6 @@ from ecinn.data.mnist import load_mnist
 from ecinn.data.planted import FAKE_MNIST_CUE, load_fake_mnist
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
-from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics.counterfactuals import elastic_net
 from ecinn.metrics.statistics import Interval
 from ecinn.model import Model, load

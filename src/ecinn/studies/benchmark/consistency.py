@@ -11,7 +11,7 @@ from ecinn import equations
 from ecinn.data.dataset import Dataset, Split
 from ecinn.drawing.table import Table
 from ecinn.errors import InputError
-from ecinn.explanation.correction import Line, correct_alpha
+from ecinn.explanation.correction import Line, Points, correct_alpha
 from ecinn.explanation.reading import stored_posterior
 from ecinn.metrics.counterfactuals import (
     ConfidenceConsistency,
@@ -142,7 +142,7 @@ def _confidences(
         image = model.decode(equations.corrected_latent(z, alpha, delta))
         stored = stored_posterior(model, image)
         # The same line, walked backwards, leads to p.
-        first = (-alpha[:, None], image[:, None], stored[:, None])
+        first = Points(-alpha[:, None], image[:, None], stored[:, None])
         search = correct_alpha(model, Line(z, -delta, p), original, q, level, reachable, first)
         obtained = (each.gather(1, p[:, None])[:, 0] for each in (stored, search.end.answer))
         columns.append((*obtained, search.corrections, reachable))

@@ -15,7 +15,6 @@ from ecinn.attribution import search
 from ecinn.auditing.verdict import bits_per_dim
 from ecinn.data.dataset import Dataset, Split
 from ecinn.errors import InputError
-from ecinn.explanation.result import Counterfactuals
 from ecinn.metrics import counterfactuals as metrics
 from ecinn.metrics.statistics import Interval, normal_interval, proportion
 from ecinn.model import Model
@@ -40,13 +39,13 @@ BATCH_SIZE = 64
 COUT_IMAGES = 100
 """COUT evaluates an oracle 51 times per image, so it is measured on the first images only."""
 
-Run = Callable[[StoredImages, Int[Tensor, "batch 1"]], Counterfactuals]
+Run = Callable[[StoredImages, Int[Tensor, "batch 1"]], search.Counterfactuals]
 """Turns 8-bit images and one target each into counterfactuals."""
 Prepare = Callable[[Model, Callable[[], Dataset], Observer], Run]
 """Prepares a method for a model; may load training images."""
 
 
-def _direct(method: Callable[..., Counterfactuals], **options: str) -> Prepare:
+def _direct(method: Callable[..., search.Counterfactuals], **options: str) -> Prepare:
     """Wrap a method that needs nothing but the model."""
     return lambda model, *_: (
         lambda images, q: method(model, model.mu_bar, model.pixels(images), q, **options)
