@@ -156,14 +156,22 @@ def test_settings_are_the_checkpoints(make) -> None:
         recipe,
         learning_rate=0.0021,
         finetuning=FineTuning(
-            3, 1.1, 2.2, learning_rate=0.0004, proximity=3.3, realism=5.5, rounds=4
+            3,
+            1.1,
+            2.2,
+            learning_rate=0.0004,
+            proximity=3.3,
+            background=6.6,
+            realism=5.5,
+            rounds=4,
         ),
         augmentation=Augmentation(rotate=12.0, shear=0.15),
     )
     rows = dict(card(make(other), 1).settings.rows)
     assert (rows["epochs"], rows["learning rate"]) == ("11, then 3", "0.0021, then 0.0004")
     assert rows["fine-tuning for counterfactuals"] == (
-        "faithfulness 1.1, distillation 2.2, proximity 3.3, realism 5.5; rounds: 4"
+        "faithfulness 1.1, distillation 2.2, proximity 3.3 (background 6.6), realism 5.5; "
+        "rounds: 4"
     )
     assert rows["class means"].endswith(
         "τ 0.01 in training, 1 after fitting it on held-out images"

@@ -319,3 +319,16 @@ def test_images_of_the_target_class_are_skipped_and_reported(three: Path, tmp_pa
     (failure,) = report["failures"]
     assert (failure["index"], failure["source"]) == (0, str(three))
     assert "three.png: already predicted as 3" in stderr
+
+
+def test_images_keep_their_numbers_where_some_cannot_be_read(three: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not a picture")
+    code, stdout, _ = run(
+        "explain", broken, three, "--sample", 0, "--target", 3, "--out", tmp_path / "o", "--json"
+    )
+    assert code == 2
+    report = json.loads(stdout)
+    left_out = {failure["source"]: failure["index"] for failure in report["failures"]}
+    assert left_out == {str(broken): 0, str(three): 1}
+    assert [image["index"] for image in report["images"]] == [2]

@@ -208,6 +208,9 @@ def test_an_interrupted_run_of_your_own_pictures_keeps_its_plan(
     assert "leave these out" in fails(
         "train", table, "--out", run_folder, "--resume", "--size", 16
     )
+    assert "leave out --minutes" in fails(
+        "train", table, "--out", run_folder, "--resume", "--minutes", 3
+    )
     lines = table.read_text().splitlines()
     fewer = table.with_name("fewer.csv")
     fewer.write_text("\n".join(lines[:-4]) + "\n")

@@ -363,6 +363,29 @@ def test_a_run_trains_its_teacher_and_the_model_it_starts_from(
     assert _equal(again, model)
 
 
+def test_a_start_may_have_a_start_of_its_own(last, taught, tmp_path, trained, monkeypatch) -> None:
+    """As celeba-makeup's has; one teacher serves all, and a second start trains none of them."""
+    middle = dataclasses.replace(last, name="middle")
+    monkeypatch.setitem(RECIPES, "middle", middle)
+    recipe = dataclasses.replace(last, init_from="middle")
+    run = partial(train, recipe, taught, tmp_path, device=CPU)
+
+    def stop(progress: Progress) -> None:
+        if (tmp_path / "middle" / "model.safetensors").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        run(observe=stop)
+    first = tmp_path / "middle" / "first" / "model.safetensors"
+    written = first.stat().st_mtime_ns
+    model = run(resume=True)
+    assert model.training["init_from"] == "middle"
+    assert load_checkpoint(tmp_path / "middle").training["init_from"] == "first"
+    assert first.stat().st_mtime_ns == written
+    assert trained == [(96, 0)]
+    assert not (tmp_path / "middle" / "teacher.safetensors").exists()
+
+
 def test_a_teacher_or_start_of_other_images_is_refused(last, taught, tmp_path, trained) -> None:
     """They may be left in the folder by another run."""
     fewer = taught.first(64)

@@ -13,6 +13,8 @@ from ecinn.classifier.out_of_distribution import OODDetector
 from ecinn.classifier.recipes import MNIST, FineTuning, Recipe
 from ecinn.data.augmentation import Augmentation
 from ecinn.data.dataset import Dataset
+from ecinn.data.face_crop import CELEBA_CROP
+from ecinn.data.face_regions import region_mask
 from ecinn.data.mnist import load_mnist
 from ecinn.errors import InputError, InterruptedRunError
 from ecinn.flow.network import Architecture, Stage
@@ -67,15 +69,29 @@ def finetuning_step(refined: Recipe, data: Dataset, tau: float = 0.4) -> FineTun
 
 
 @pytest.mark.parametrize(
-    ("faithfulness", "distillation", "proximity"),
-    [(3.0, 0.0, 0.0), (0.0, 2.0, 0.0), (0.0, 0.0, 4.0), (1.0, 0.5, 2.0)],
+    ("faithfulness", "distillation", "proximity", "background"),
+    [
+        (3.0, 0.0, 0.0, 1.0),
+        (0.0, 2.0, 0.0, 1.0),
+        (0.0, 0.0, 4.0, 1.0),
+        (0.0, 0.0, 4.0, 6.0),
+        (1.0, 0.5, 2.0, 0.5),
+    ],
 )
 def test_the_loss_is_divergence_and_change_of_one_half_and_cross_entropy_of_the_other(
-    faithfulness: float, distillation: float, proximity: float, refined: Recipe, data: Dataset
+    faithfulness: float,
+    distillation: float,
+    proximity: float,
+    background: float,
+    refined: Recipe,
+    data: Dataset,
 ) -> None:
     """Each term by hand: posteriors by distances, Σ p log p/q, −Σ t log q, over 8-bit images."""
-    settings = FineTuning(2, faithfulness, distillation, 64, proximity=proximity)
-    step = finetuning_step(dataclasses.replace(refined, finetuning=settings), data)
+    settings = FineTuning(
+        2, faithfulness, distillation, 64, proximity=proximity, background=background
+    )
+    refined = dataclasses.replace(refined, finetuning=settings, face_crop=CELEBA_CROP)
+    step = finetuning_step(refined, data)
     classifier = step.state.classifier
     mu, tau = classifier.mu.detach(), 0.4
     step.load_batch(torch.arange(64))
@@ -94,7 +110,11 @@ def test_the_loss_is_divergence_and_change_of_one_half_and_cross_entropy_of_the_
         divergence = (asked * (asked.log() - obtained.log()))[:32].sum(1).mean()
         answer = RowTeacher()(x_hat).softmax(1)[32:]
         cross_entropy = -(answer * obtained[32:].log()).sum(1).mean()
-        change = (classifier.decode(seen[0][:32]) - x[:32]).abs().mean()
+        change = (classifier.decode(seen[0][:32]) - x[:32]).abs().mean((0, 1))
+        # Weights that are 1 on average, as many times larger where no pixel is in the oval.
+        inside = region_mask("face", 28, 28)
+        in_face = 784 / (int(inside.sum()) + background * int((~inside).sum()))
+        change = in_face * (change[inside].sum() + background * change[~inside].sum()) / 784
     expected = faithfulness * float(divergence) + distillation * float(cross_entropy)
     expected += proximity * float(change)
     assert loss == pytest.approx(expected, rel=5e-3, abs=1e-5)
@@ -506,3 +526,11 @@ def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
     z = step.state.classifier.encode(x)
     assert torch.isfinite(step._counterfactual_loss(x, z).detach())
     assert asked == [2]
+
+
+def test_only_aligned_faces_have_a_background(refined: Recipe) -> None:
+    settings = dataclasses.replace(refined.finetuning, background=4.0)
+    with pytest.raises(InputError, match="mnist does not learn from aligned faces: leave"):
+        dataclasses.replace(refined, finetuning=settings)
+    faces = dataclasses.replace(refined, finetuning=settings, face_crop=CELEBA_CROP)
+    assert faces.finetuning.background == 4.0

@@ -33,6 +33,8 @@ class FineTuning:
     ema_decay: float = 0.998
     proximity: float = 0.0
     """Weight of the mean of |x̂ − x|."""
+    background: float = 1.0
+    """For aligned faces: weight of a change outside the face, divided by that of one inside."""
     realism: float = 0.0
     """Weight of −D(x̂, y): the critic D learns to tell x̂, meant to show y, from images of y."""
     rounds: int = 0
@@ -116,11 +118,15 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the default confidence."""
+        """Check the default confidence, and that only faces have a background."""
         if self.default_confidence is not None and not 0.5 < self.default_confidence < 1:
             raise InputError(
                 f"default_confidence lies above 0.5 and below 1, not {self.default_confidence}: "
                 "choose another, or None for the paper's α₁"
+            )
+        if self.finetuning and self.finetuning.background != 1 and self.face_crop is None:
+            raise InputError(
+                f"{self.name} does not learn from aligned faces: leave background at 1"
             )
 
     @property
@@ -298,12 +304,13 @@ _FACE_TUNING = FineTuning(
     batch_size=256,
     learning_rate=3e-4,
 )
-# A critic mends mouths; the other labels were trained before there was one.
+# A critic mends mouths and eyes; celeba-lipstick was trained before there was one.
 _SMILE_TUNING = replace(_FACE_TUNING, epochs=12, realism=0.1)
+_CRITIC_TUNING = replace(_FACE_TUNING, epochs=9, realism=0.1, background=4.0)
 
 CELEBA = tuple(
     replace(
-        # Continues from celeba-attributes with distillation from a teacher.
+        # Continues from another model with distillation from a teacher.
         CELEBA_ATTRIBUTES,
         name=f"celeba-{name}",
         dataset=f"celeba/{attribute}",
@@ -320,16 +327,16 @@ CELEBA = tuple(
         attribute_weight=8.0,
         ema_decay=0.998,
         distillation_weight=0.8,
-        init_from="celeba-attributes",
+        init_from=start,
         finetuning=tuning,
         default_confidence=confidence,  # ours: chosen on validation faces (docs/faces.md)
     )
-    for name, attribute, epochs, tuning, confidence in (
+    for name, attribute, start, epochs, tuning, confidence in (
         # Fewer epochs: the label that celeba-attributes was trained on.
-        ("smile", "Smiling", 12, _SMILE_TUNING, 0.99),
-        ("cheekbones", "High_Cheekbones", 30, _FACE_TUNING, 0.95),
-        ("lipstick", "Wearing_Lipstick", 30, _FACE_TUNING, 0.98),
-        ("makeup", "Heavy_Makeup", 30, _FACE_TUNING, 0.98),
+        ("smile", "Smiling", "celeba-attributes", 12, _SMILE_TUNING, 0.99),
+        ("cheekbones", "High_Cheekbones", "celeba-smile-plain", 14, _CRITIC_TUNING, 0.98),
+        ("lipstick", "Wearing_Lipstick", "celeba-attributes", 30, _FACE_TUNING, 0.98),
+        ("makeup", "Heavy_Makeup", "celeba-smile-plain", 14, _CRITIC_TUNING, 0.99),
     )
 )
 

@@ -114,6 +114,11 @@ def explain(
         )
     folder = output_folder(out_dir)
     report = write_pictures(explanation, folder, None if film is None else film.value)
+    # Images are counted as they were given, also where some could not be read.
+    unread = {failure["index"] for failure in failures}
+    read = [index for index in range(len(inputs) + len(failures)) if index not in unread]
+    for image in (*report["images"], *report["failures"]):
+        image["index"] = read[image["index"]]
     report["failures"] += failures
     if json_output:
         print_json(report)

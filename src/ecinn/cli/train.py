@@ -35,6 +35,7 @@ BOTH_STAGES = ("beta", "distillation_weight")
 FINE_TUNING = {
     "faithfulness": "faithfulness",
     "proximity": "proximity",
+    "background": "background",
     "realism": "realism",
     "finetune_epochs": "epochs",
     "finetune_learning_rate": "learning_rate",
@@ -102,6 +103,12 @@ def train(
     proximity: Annotated[
         float | None,
         typer.Option(min=0.0, help="Fine-tuning: weight of changing little."),
+    ] = None,
+    background: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Fine-tuning of faces: how much more a change costs outside the face."
+        ),
     ] = None,
     realism: Annotated[
         float | None,
@@ -186,6 +193,7 @@ def train(
                 minutes,
                 device,
                 resume=resume or not ranks.leads,  # the first process has planned this run
+                planned=resume and minutes is not None,
             )
     elif own_options or minutes is not None:
         option = [*own_options, "minutes"][0].replace("_", "-")
@@ -280,8 +288,13 @@ def _own_run(
     device: str,
     *,
     resume: bool,
+    planned: bool,
 ) -> "tuple[OwnData, Recipe]":
-    """Load pictures of your own and plan their training; a resumed run keeps both."""
+    """Load pictures of your own and plan their training; a resumed run keeps both.
+
+    Args:
+        planned: a plan that exists already must not be asked for again.
+    """
     from rich.table import Table
 
     from ecinn.flow.device import resolve_device
@@ -289,6 +302,8 @@ def _own_run(
 
     own, recipe = load_run(source, out_dir, _own_options(given) if given else None, resume=resume)
     if recipe is not None:
+        if planned:
+            raise InputError("--resume keeps the plan of the first start: leave out --minutes")
         return own, replace(recipe, **overrides)
     with bars() as observe:
         plan = plan_recipe(

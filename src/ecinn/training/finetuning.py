@@ -12,6 +12,7 @@ from ecinn import equations
 from ecinn.blackbox.classifier import BlackBox
 from ecinn.classifier.recipes import FineTuning, Recipe
 from ecinn.data.dataset import Dataset
+from ecinn.data.face_regions import region_mask
 from ecinn.pixels import Images, Labels, StoredImages, to_pixels, to_uint8
 from ecinn.training.critic import critic_losses
 from ecinn.training.step import OptimisationStep
@@ -71,6 +72,8 @@ class FineTuningStep(OptimisationStep):
 
     def prepare(self, data: Dataset) -> None:
         """Find out whether the teacher answers one step later."""
+        weights = pixel_weights(self.settings.background, *data.images.shape[2:])
+        self.pixel_weights = weights.to(self.device)
         self.late = isinstance(self.state.teacher, BlackBoxTeacher)
         if self.late:
             assert self.answers is not None
@@ -129,7 +132,7 @@ class FineTuningStep(OptimisationStep):
         whole = self.batch_size // 2
         if self.settings.faithfulness or self.settings.proximity or self.settings.realism:
             x_hat = classifier.decode(z_hat)
-            change = (x_hat - x[:half]).abs().flatten(1).mean(1)
+            change = (self.pixel_weights * (x_hat - x[:half]).abs()).flatten(1).mean(1)
             loss = self.settings.proximity * change.sum() / whole
         if self.settings.realism:
             real, shown = x[half:], straight_through_8_bit(x_hat)
@@ -214,6 +217,13 @@ class FineTuningStep(OptimisationStep):
         """Return the teacher's probability of every class."""
         assert self.state.teacher is not None
         return self._class_probabilities(self.state.teacher(x).to(x.dtype))
+
+
+def pixel_weights(background: float, height: int, width: int) -> Float[Tensor, "height width"]:
+    """Return the weight of a change in each pixel: 1 on average, more outside an aligned face."""
+    outside = region_mask("background", height, width)
+    weights = torch.where(outside, background, 1.0)
+    return weights / weights.mean()
 
 
 def straight_through_8_bit(x: Images) -> Images:

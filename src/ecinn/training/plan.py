@@ -214,7 +214,7 @@ def _choose(
         "noise": (
             0.005 if extreme > 0.05 else 0.0,
             f"{extreme:.0%} of the pixels are black or white"
-            + (", whose likelihood noise bounds" if extreme > 0.05 else ""),
+            + ("; without noise they would dominate the likelihood" if extreme > 0.05 else ""),
         ),
         "augmentation": (
             Augmentation(shift=shift, rotate=5.0, scale=0.05, share=0.5),
@@ -249,7 +249,7 @@ def _device_in_words(device: torch.device) -> tuple[str, str]:
     factor, threads = round(LARGE.seen / SMALL.seen), torch.get_num_threads()
     return (
         f"CPU, {threads} thread{'s' if threads > 1 else ''}",
-        "no GPU is used: one would train a network with three times the layers on "
+        "no GPU is used: one would train a network with two to three times the layers on "
         f"{factor} times the images in minutes, which should give fewer errors and better "
         "pictures",
     )
