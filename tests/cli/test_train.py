@@ -30,6 +30,9 @@ def test_unknown_recipes_and_unwritable_folders(tmp_path: Path) -> None:
 
 def test_options_of_a_missing_second_stage_are_refused(tmp_path: Path) -> None:
     assert "no fine-tuning" in fails("train", "mnist-beta", "--out", tmp_path, "--faithfulness", 1)
+    assert "mnist-finetuned is not a face model" in fails(
+        "train", "mnist-finetuned", "--out", tmp_path, "--background", 4
+    )
 
 
 @pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--learning-rate"])

@@ -530,7 +530,7 @@ def test_an_odd_batch_is_split_into_unequal_halves(refined, data) -> None:
 
 def test_only_aligned_faces_have_a_background(refined: Recipe) -> None:
     settings = dataclasses.replace(refined.finetuning, background=4.0)
-    with pytest.raises(InputError, match="mnist does not learn from aligned faces: leave"):
+    with pytest.raises(InputError, match="mnist is not a face model: background must be 1"):
         dataclasses.replace(refined, finetuning=settings)
     faces = dataclasses.replace(refined, finetuning=settings, face_crop=CELEBA_CROP)
     assert faces.finetuning.background == 4.0

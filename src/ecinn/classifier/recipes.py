@@ -34,7 +34,7 @@ class FineTuning:
     proximity: float = 0.0
     """Weight of the mean of |x̂ − x|."""
     background: float = 1.0
-    """For aligned faces: weight of a change outside the face, divided by that of one inside."""
+    """For aligned faces: weight of a change outside the face, relative to one inside."""
     realism: float = 0.0
     """Weight of −D(x̂, y): the critic D learns to tell x̂, meant to show y, from images of y."""
     rounds: int = 0
@@ -125,9 +125,7 @@ class Recipe:
                 "choose another, or None for the paper's α₁"
             )
         if self.finetuning and self.finetuning.background != 1 and self.face_crop is None:
-            raise InputError(
-                f"{self.name} does not learn from aligned faces: leave background at 1"
-            )
+            raise InputError(f"{self.name} is not a face model: background must be 1")
 
     @property
     def planted(self) -> bool:

@@ -107,7 +107,8 @@ def train(
     background: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Fine-tuning of faces: how much more a change costs outside the face."
+            min=0.0,
+            help="Fine-tuning of faces: weight of a change outside the face, relative to inside.",
         ),
     ] = None,
     realism: Annotated[
@@ -175,6 +176,8 @@ def train(
 
     if resume and not (out_dir.is_dir() and any(out_dir.iterdir())):
         raise InputError(f"there is no run in {out_dir}: check the folder, or leave out --resume")
+    if resume and minutes is not None:
+        raise InputError("--resume keeps the plan of the first start: leave out --minutes")
     own_options = {name: options[name] for name in PICTURES if name in options}
     overrides = {n: options[n] for n in (*FIRST_STAGE, *BOTH_STAGES) if n in options}
     tuning = {field: options[name] for name, field in FINE_TUNING.items() if name in options}
@@ -193,7 +196,6 @@ def train(
                 minutes,
                 device,
                 resume=resume or not ranks.leads,  # the first process has planned this run
-                planned=resume and minutes is not None,
             )
     elif own_options or minutes is not None:
         option = [*own_options, "minutes"][0].replace("_", "-")
@@ -288,13 +290,8 @@ def _own_run(
     device: str,
     *,
     resume: bool,
-    planned: bool,
 ) -> "tuple[OwnData, Recipe]":
-    """Load pictures of your own and plan their training; a resumed run keeps both.
-
-    Args:
-        planned: a plan that exists already must not be asked for again.
-    """
+    """Load pictures of your own and plan their training; a resumed run keeps both."""
     from rich.table import Table
 
     from ecinn.flow.device import resolve_device
@@ -302,8 +299,6 @@ def _own_run(
 
     own, recipe = load_run(source, out_dir, _own_options(given) if given else None, resume=resume)
     if recipe is not None:
-        if planned:
-            raise InputError("--resume keeps the plan of the first start: leave out --minutes")
         return own, replace(recipe, **overrides)
     with bars() as observe:
         plan = plan_recipe(

@@ -71,7 +71,7 @@ class FineTuningStep(OptimisationStep):
     inverts = True
 
     def prepare(self, data: Dataset) -> None:
-        """Find out whether the teacher answers one step later."""
+        """Weigh the pixels, and find out whether the teacher answers one step later."""
         weights = pixel_weights(self.settings.background, *data.images.shape[2:])
         self.pixel_weights = weights.to(self.device)
         self.late = isinstance(self.state.teacher, BlackBoxTeacher)
@@ -220,7 +220,7 @@ class FineTuningStep(OptimisationStep):
 
 
 def pixel_weights(background: float, height: int, width: int) -> Float[Tensor, "height width"]:
-    """Return the weight of a change in each pixel: 1 on average, more outside an aligned face."""
+    """Return weights of mean 1 that are `background` times as large outside an aligned face."""
     outside = region_mask("background", height, width)
     weights = torch.where(outside, background, 1.0)
     return weights / weights.mean()
